@@ -1,0 +1,132 @@
+"""The door: every argument of a call against the op's contract, before anything is computed or written."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+
+import numpy as np
+
+from .contract import Choice, Contract, Flag, Scalar, Tensor
+from .dtypes import dtype
+from .errors import ContractError
+from .shapes import bind_names, check_sizes
+
+_DEVICE_OF_MODULE = {"numpy": "cpu", "cupy": "cuda"}
+_INTEGER = (int, np.integer)
+
+
+def check(contract: Contract, arguments: dict[str, object]) -> dict[str, int]:
+    """Check all arguments and return the bound axes.
+
+    Raises ContractError naming the op, the argument, what was given and what the contract wants: for arrays
+    that are none, dtypes, ranks, sizes, layouts, arrays on two devices, numbers out of range, unknown choices,
+    and whatever the contract's own `requires` refuse.
+    """
+    axes: dict[str, int] = {}
+    op = contract.name
+    tensors = []
+    for name, spec in contract.args.items():
+        value = arguments[name]
+        if value is None:
+            if not getattr(spec, "optional", False):
+                raise ContractError(op, name, "None", "a value")
+        elif isinstance(spec, Tensor):
+            _check_tensor(op, name, spec, value, arguments)
+            tensors.append((name, spec, value))
+        elif isinstance(spec, Scalar):
+            arguments[name] = value = _check_scalar(op, name, spec, value)
+            if spec.axis is not None:
+                axes[spec.axis] = value
+        elif isinstance(spec, Choice):
+            arguments[name] = _check_choice(op, name, spec, value)
+        elif isinstance(spec, Flag) and not isinstance(value, (bool, np.bool_)):
+            raise ContractError(op, name, repr(value), "True or False")
+    for find in (bind_names, check_sizes):
+        for name, spec, value in tensors:
+            fault = find(axes, spec.shape, value.shape)
+            if fault is not None:
+                raise ContractError(op, name, f"shape {tuple(value.shape)}", fault)
+    try:
+        for require in contract.requires:
+            require(arguments, axes)
+    except ContractError as error:
+        raise ContractError(op, error.argument, error.got, error.want) from None
+    return axes
+
+
+def device_of(op: str, arguments: Mapping[str, object]) -> str:
+    """Where the call's arrays live: "cpu" or "cuda"; "cpu" for a call without arrays. All must agree."""
+    found = None
+    for name, value in arguments.items():
+        if not hasattr(value, "strides"):
+            continue
+        device = _DEVICE_OF_MODULE.get(type(value).__module__.partition(".")[0], "cpu")
+        if found not in (None, device):
+            raise ContractError(op, name, f"an array on {device}", f"all arrays on {found}")
+        found = device
+    return found or "cpu"
+
+
+def _check_tensor(op: str, name: str, spec: Tensor, value: object, arguments: Mapping[str, object]) -> None:
+    if not (hasattr(value, "strides") and hasattr(value, "dtype")):
+        raise ContractError(op, name, type(value).__name__, "an array")
+    if spec.like is not None and arguments.get(spec.like) is not None:
+        wanted = getattr(arguments[spec.like], "dtype", None)
+        if value.dtype != wanted:
+            raise ContractError(op, name, f"dtype {value.dtype}", f"dtype {wanted}, that of {spec.like}")
+    elif value.dtype.name not in spec.dtypes:
+        raise ContractError(op, name, f"dtype {value.dtype}", "dtype " + " or ".join(spec.dtypes))
+    if not _layout_holds(value, spec.layout):
+        raise ContractError(op, name, f"strides {tuple(value.strides)} for shape {tuple(value.shape)}", _LAYOUTS[spec.layout])
+
+
+_LAYOUTS = {
+    "contiguous": "a C-contiguous array",
+    "rows": "unit inner stride and non-overlapping rows",
+    "strided": "unit inner stride",
+}
+
+
+def _layout_holds(value, layout: str) -> bool:
+    if layout == "any" or value.flags.c_contiguous:
+        return True
+    if layout == "contiguous":
+        return False
+    sizes, strides, item = value.shape, value.strides, value.dtype.itemsize
+    if sizes and sizes[-1] > 1 and strides[-1] != item:
+        return False
+    if layout == "strided":
+        return all(stride >= 0 for stride in strides)
+    extent = item
+    for size, stride in zip(reversed(sizes), reversed(strides)):
+        if size > 1 and stride < extent:
+            return False
+        extent = stride * size if size > 1 else extent
+    return True
+
+
+def _check_scalar(op: str, name: str, spec: Scalar, value: object) -> object:
+    kinds = _INTEGER if spec.type is int else (numbers.Real, np.number)
+    if not isinstance(value, kinds) or isinstance(value, (bool, np.bool_)):
+        raise ContractError(op, name, repr(value), "an integer" if spec.type is int else "a number")
+    if spec.minimum is not None and not value >= spec.minimum:
+        raise ContractError(op, name, value, f">= {spec.minimum}")
+    if spec.above is not None and not value > spec.above:
+        raise ContractError(op, name, value, f"> {spec.above}")
+    if spec.maximum is not None and not value <= spec.maximum:
+        raise ContractError(op, name, value, f"<= {spec.maximum}")
+    return spec.type(value)
+
+
+def _check_choice(op: str, name: str, spec: Choice, value: object) -> object:
+    if isinstance(value, str) and value in spec.options:
+        return dtype(value) if name.endswith("dtype") else value
+    if name.endswith("dtype") and not isinstance(value, str):
+        try:
+            found = np.dtype(value)
+        except TypeError:
+            found = None
+        if found is not None and found.name in spec.options:
+            return found
+    raise ContractError(op, name, repr(value), "one of " + ", ".join(spec.options))

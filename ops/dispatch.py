@@ -1,0 +1,29 @@
+"""From a call to a provider: bind, check, find the device, call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import checking, providers
+from .outputs import check_out
+from .table import lookup
+
+
+def dispatcher(name: str) -> Callable:
+    """The function behind ``ops.<name>``; ContractError for a name that is not in the table."""
+    found = lookup(name)
+    contract = found.contract
+
+    def call(*args, out=None, **kwargs):
+        arguments = found.bind(args, kwargs)
+        checking.check(contract, arguments)
+        if out is not None:
+            check_out(contract.name, out, arguments)
+            arguments["out"] = out
+        return providers.call(name, checking.device_of(name, arguments), arguments)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = found.__doc__
+    call.__signature__ = found.__signature__
+    call.contract = contract
+    return call

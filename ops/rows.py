@@ -1,0 +1,67 @@
+"""The 45 rows of the kernel matrix and the families (module names) that hold each row's ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel family of the matrix: its id, the modules its ops live in, and what it is in a few words."""
+
+    id: str
+    families: tuple[str, ...]
+    title: str
+
+
+def _rows(*entries: tuple[str, str, str]) -> dict[str, Row]:
+    return {f"KERNEL-{id}": Row(f"KERNEL-{id}", tuple(families.split()), title) for id, families, title in entries}
+
+
+ROWS: dict[str, Row] = _rows(
+    ("ACCEL-PROVIDER-SELECT", "providers", "which implementation of an op runs on a device"),
+    ("ATTN-DENSE-FLASH", "attention", "dense flash attention without a cache"),
+    ("ATTN-DFLASH-BLOCK", "dflash", "block attention of the DFlash draft model"),
+    ("ATTN-DFLASH-PAGED-BLOCK", "dflash", "DFlash block attention over a paged context"),
+    ("ATTN-DSA-COMPRESSOR", "dsa", "DeepSeek-V4 key/value compressor"),
+    ("ATTN-DSA-SPARSE-INDEX", "dsa", "lightning indexer and sparse selection"),
+    ("ATTN-FA2", "attention", "FlashAttention-2 varlen and paged"),
+    ("ATTN-FA3-FA4", "attention", "FlashAttention-3 and 4"),
+    ("ATTN-FLASHINFER-TRTLLM", "attention", "FlashInfer, XQA and TRT-LLM attention"),
+    ("ATTN-MLA-SPARSE", "mla", "multi-head latent attention, dense and sparse"),
+    ("ATTN-PAGED", "attention", "dense reference and paged attention"),
+    ("ATTN-TRITON-FLEX-HPC", "attention", "Triton unified, flex and HPC attention"),
+    ("COLLECTIVES", "collectives", "tensor-parallel collectives"),
+    ("CUDA-DISPATCH-AOT", "arch", "per-architecture builds and their dispatch"),
+    ("DSV4-W7-DEVICE", "dsa mhc moe_routing", "device side of DeepSeek-V4's kernels"),
+    ("EW-NORM-ACT", "norm activation", "norms, activations, embedding, casts, glue"),
+    ("EW-NORM-QUANT", "norm_quant", "norms fused with quantisation"),
+    ("FUSION-FRAMEWORK", "recipes", "fused recipes, declared once"),
+    ("GDN-AOT-BF16", "gdn", "gated delta rule, chunked bf16"),
+    ("GDN-PACKED-DECODE", "gdn", "gated delta rule, packed decode"),
+    ("GDN-SCRATCH", "gdn", "gated delta rule scratch planning"),
+    ("GEMM-BF16", "matmul", "dense GEMM: bf16, f16, f32, batched, merged"),
+    ("GEMM-CPU-ELEM", "matmul", "element-exact CPU GEMM"),
+    ("GEMM-DEEPGEMM", "fp8", "block-scaled fp8 GEMM"),
+    ("GEMM-FP8", "fp8", "fp8 quantisation and scaled GEMM"),
+    ("GEMM-INT-LOWBIT", "wna16", "GPTQ, AWQ, int8 and int4 GEMM"),
+    ("GEMM-MARLIN-W4A16", "wna16", "Marlin 4-bit weight GEMM"),
+    ("GEMM-NVFP4-W4A4", "fp4", "NVFP4 quantisation and GEMM"),
+    ("GEMM-QUTLASS-MX", "fp4", "MXFP4 and MXFP8 with Hadamard"),
+    ("GEMM-W4A8", "wna16", "4-bit weight, 8-bit activation GEMM"),
+    ("KDA-DELTA", "kda", "Kimi delta attention"),
+    ("KV-CACHE", "kv_cache", "paged KV insert, gather, copy"),
+    ("KV-QUANT", "kv_quant", "quantised KV caches"),
+    ("MHC-SINKHORN", "mhc", "manifold-constrained hyper-connections"),
+    ("MOE-QUANTIZED", "moe", "quantised fused experts"),
+    ("MOE-ROUTING", "moe_routing", "top-k routing and permutation"),
+    ("MOE-SPECIAL", "moe", "special expert layouts"),
+    ("MOE-SQRTSOFTPLUS-HASH", "moe_routing", "sqrt-softplus and hash routing"),
+    ("MOE-UNQUANTIZED", "moe", "fused experts in bf16"),
+    ("QUANT-CIQ-GEMM-CUDA", "ggml", "GGML-block GEMM on CUDA"),
+    ("QUANT-CIQ-IQUANT", "ggml", "GGML block quantisers"),
+    ("ROPE-QKNORM", "rope", "rotary embeddings, caches, QK norm"),
+    ("SAMPLING", "sampling", "logits processing, truncation, sampling"),
+    ("SPEC-DECODE", "spec_decode", "speculative decoding"),
+    ("SSM-MAMBA", "ssm", "Mamba and Mamba-2"),
+)

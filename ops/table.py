@@ -1,0 +1,127 @@
+"""The op table: `@op` on an oracle function registers the op, and `Op` is what callers of the oracle hold."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import update_wrapper
+
+from . import checking, providers
+from .contract import Bound, Contract, Parity, Tensor
+from .errors import ContractError
+from .numerics import MIRROR, TRUTH
+from .outputs import oracle_provider
+
+_OPS: dict[str, Op] = {}
+
+
+class Op:
+    """An op of the table: its contract, and the one oracle body that defines it in both arithmetics.
+
+    Calling it evaluates the truth (float64, rounded once at each rounding point); `.mirror(...)` evaluates the
+    same body in float32 in the declared order; `.body(nx, ...)` is the unchecked body, for oracles that compose.
+    """
+
+    def __init__(self, contract: Contract, body: Callable):
+        self.contract, self.body = contract, body
+        self._parameters = tuple(list(inspect.signature(body).parameters.values())[1:])
+        self._positional = tuple(p.name for p in self._parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        self._defaults = {p.name: p.default for p in self._parameters if p.default is not p.empty}
+        self.__signature__ = inspect.Signature(self._parameters)
+        update_wrapper(self, body, updated=())
+        del self.__wrapped__
+
+    def __call__(self, *args, **kwargs):
+        return self.evaluate(TRUTH, *args, **kwargs)
+
+    def mirror(self, *args, **kwargs):
+        """The op in float32, each operation rounded, in the order its kernels declare: what a device must equal."""
+        return self.evaluate(MIRROR, *args, **kwargs)
+
+    def evaluate(self, nx, *args, **kwargs):
+        """Check the call, then run the body in the arithmetic `nx`."""
+        arguments = self.bind(args, kwargs)
+        checking.check(self.contract, arguments)
+        return self.body(nx, **arguments)
+
+    def bind(self, args: tuple, kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Arguments by name with defaults filled in; ContractError for missing, unknown or repeated ones."""
+        name = self.contract.name
+        if len(args) > len(self._positional):
+            raise ContractError(name, "", f"{len(args)} positional arguments", f"at most {len(self._positional)}")
+        arguments = dict(zip(self._positional, args))
+        for key, value in kwargs.items():
+            if key in arguments:
+                raise ContractError(name, key, "two values", "one")
+            if key not in self.contract.args:
+                raise ContractError(name, key, "an unknown argument", "one of " + ", ".join(self.contract.args))
+            arguments[key] = value
+        for parameter in self._parameters:
+            if parameter.name not in arguments:
+                if parameter.default is parameter.empty:
+                    raise ContractError(name, parameter.name, "nothing", "a value")
+                arguments[parameter.name] = parameter.default
+        return arguments
+
+    @contextlib.contextmanager
+    def replaced(self, body: Callable) -> Iterator[None]:
+        """Run with another body: how mutations plant their wrongs."""
+        original, self.body = self.body, body
+        try:
+            yield
+        finally:
+            self.body = original
+
+    def __repr__(self) -> str:
+        return f"<op {self.contract.name} of {self.contract.row}>"
+
+
+def op(
+    *,
+    row: str,
+    args: Mapping[str, object],
+    returns: Mapping[str, Tensor],
+    rounding: Mapping[str, tuple[str, ...]] | tuple[str, ...],
+    parity: Parity,
+    mirror: Bound,
+    **more,
+) -> Callable[[Callable], Op]:
+    """Register an oracle function ``f(nx, ...)`` as the op of its name; the fields are those of `Contract`."""
+
+    def enter(body: Callable) -> Op:
+        name = body.__name__
+        if name in _OPS:
+            raise ValueError(f"the op {name} is registered already, by {_OPS[name].body.__module__}")
+        parameters = list(inspect.signature(body).parameters)[1:]
+        if parameters != list(args):
+            raise ValueError(f"{name}: the contract lists {list(args)}, the function takes {parameters}")
+        points = rounding if isinstance(rounding, Mapping) else {"vt": tuple(rounding)}
+        family = body.__module__.rpartition(".")[2]
+        summary = (inspect.getdoc(body) or "").partition("\n")[0]
+        contract = Contract(name, family, row, summary, args, returns, points, parity, mirror, **more)
+        found = _OPS[name] = Op(contract, body)
+        truth = oracle_provider(lambda **arguments: found.body(TRUTH, **arguments), name)
+        oracle = providers.OpProvider("oracle", truth, priority=-1000)
+        providers.register_op_provider(name, providers.Device.CPU, oracle)
+        return found
+
+    return enter
+
+
+def table() -> Mapping[str, Op]:
+    """Every op by name, in order of registration; importing the oracle on first use."""
+    importlib.import_module("vtlab.oracle")
+    return _OPS
+
+
+def lookup(name: str) -> Op:
+    """The op called `name`; ContractError with the nearest names where there is none."""
+    ops = table()
+    if name not in ops:
+        import difflib
+
+        near = difflib.get_close_matches(name, ops, n=3)
+        raise ContractError(name, "", "an op that is not in the table", " or ".join(near) or "an op of the table")
+    return ops[name]
