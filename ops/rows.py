@@ -7,15 +7,45 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel family of the matrix: its id, the modules its ops live in, and what it is in a few words."""
+    """One kernel family of the matrix: its id, the modules its ops live in, and what it is in a few words.
+
+    `promised` are the ops that the row must hold to be whole; it grows as rows are specified. `machinery` names the
+    parity test of a row that is a mechanism and holds no ops.
+    """
 
     id: str
     families: tuple[str, ...]
     title: str
+    promised: tuple[str, ...] = ()
+    machinery: str | None = None
 
 
 def _rows(*entries: tuple[str, str, str]) -> dict[str, Row]:
-    return {f"KERNEL-{id}": Row(f"KERNEL-{id}", tuple(families.split()), title) for id, families, title in entries}
+    return {
+        f"KERNEL-{id}": Row(f"KERNEL-{id}", tuple(families.split()), title, _PROMISED.get(id, ()), _MACHINERY.get(id))
+        for id, families, title in entries
+    }
+
+
+_PROMISED = {
+    id: tuple(ops.split())
+    for id, ops in {
+        "ATTN-PAGED": "attention paged_attention merge_attn_states",
+        "EW-NORM-ACT": """rms_norm layer_norm rms_norm_gated l2norm silu_and_mul moe_silu_mul silu_and_mul_clamp
+            gelu_and_mul relu add mul_scalar soft_cap embedding cast_bf16 cast_f32 mul_col_vec_f32 attn_gate_split
+            sigmoid_gate_bf16 qkv_split gdn_conv_split gdn_g_beta gdn_post_conv shared_expert_gate""",
+        "GEMM-BF16": "matmul matmul_bt batched_matmul",
+        "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
+            cp_gather_cache concat_and_cache_mla gather_mla_cache""",
+        "ROPE-QKNORM": """rope_neox rope_cos_sin_cache rope_from_cache rope_build_cache attn_qk_norm_rope_gate
+            fused_qk_norm_rope rope_and_cache""",
+        "SAMPLING": """apply_temperature greedy_argmax apply_top_k_top_p compute_probs compute_logprobs random_sample
+            apply_penalties apply_min_p apply_logit_bias apply_token_mask apply_allowed_token_ids gather_logprobs
+            apply_bad_words apply_min_tokens gumbel_sample""",
+    }.items()
+}
+
+_MACHINERY = {"ACCEL-PROVIDER-SELECT": "test_providers"}
 
 
 ROWS: dict[str, Row] = _rows(

@@ -1,0 +1,101 @@
+"""The `vtlab` command: gate, matrix, explain, generate."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vtlab.ops.errors import ContractError, FormatError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.command()
+def matrix(as_json: Json = False) -> None:
+    """Show the 45 rows of the kernel matrix with their honest state."""
+    from .state import matrix as states
+
+    found = states()
+    if as_json:
+        _print_json([state.as_dict() for state in found])
+        return
+    from .screen import matrix_table, show
+
+    show(matrix_table(found))
+
+
+@app.command()
+def explain(op: Annotated[str, typer.Argument(help="An op of the table, e.g. rms_norm.")], as_json: Json = False) -> None:
+    """Print an op's contract: arguments, rounding points, order, parity class, errors, source."""
+    from vtlab.ops.table import lookup
+
+    found = lookup(op)
+    if as_json:
+        _print_json(found.contract.as_dict() | {"documentation": found.__doc__})
+        return
+    from .screen import contract_page, show
+
+    show(contract_page(found))
+
+
+@app.command()
+def gate(
+    row: Annotated[list[str] | None, typer.Option(help="Only this row, e.g. SAMPLING; may be repeated.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Only this token golden, or FILE for a golden's GGUF file; may be repeated.")
+    ] = None,
+    record: Annotated[bool, typer.Option("--record", help="Write parity/records/oracle.json; full runs only.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the parity gate over whatever this machine has; exit status 1 if anything is red."""
+    from .gate_run import run_gate
+
+    raise typer.Exit(run_gate(tuple(row or ()), tuple(model or ()), record=record, as_json=as_json))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    model: Annotated[str, typer.Option(help="A GGUF file, a folder with safetensors, or demo.")] = "demo",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the random stream; the same seed gives the same text.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Continue a text with a model, streaming it as it comes."""
+    from .generating import stream_text
+
+    settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    result = stream_text(model, prompt, settings, dtype, None if as_json else _write)
+    if as_json:
+        _print_json(result)
+    else:
+        _write("\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _print_json(value: object) -> None:
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    sys.stdout.write("\n")
+
+
+def main() -> None:
+    """Entry point: our own two errors end as one clear line, not as a traceback."""
+    try:
+        app()
+    except (ContractError, FormatError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,113 @@
+"""Conducts `vtlab gate`: progress while it runs, tables or JSON at the end, the record when asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import date
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vtlab.ops.errors import ContractError
+from vtlab.ops.rows import ROWS
+from vtlab.ops.table import table
+
+from .gate import OpVerdict, run_ops, select_ops
+from .gate_tokens import TokenVerdict, run_tokens, select_tokens
+from .harness import MUTATIONS
+from .state import RECORDS, machinery_digest, source_digest
+
+
+def run_gate(rows: tuple[str, ...], models: tuple[str, ...], *, record: bool, as_json: bool) -> int:
+    """Run the chosen part of the gate and return the exit status: 0 green, 1 red, 130 interrupted."""
+    if record and (rows or models):
+        raise ContractError("gate", "record", "a part of the gate", "a full run, without --row or --model")
+    ops = select_ops(rows) if rows or not models else []
+    goldens = select_tokens(models) if models or not rows else []
+    console = Console(stderr=True)
+    verdicts: list[OpVerdict] = []
+    streams: list[TokenVerdict] = []
+    status = 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        try:
+            task = progress.add_task("ops", total=len(ops))
+            for verdict in run_ops(ops):
+                verdicts.append(verdict)
+                progress.update(task, advance=1, description=f"ops: {verdict.op}")
+            task = progress.add_task("tokens", total=len(goldens))
+            for verdict in run_tokens(goldens, lambda text: progress.update(task, description=f"tokens: {text}")):
+                streams.append(verdict)
+                progress.advance(task)
+        except KeyboardInterrupt:
+            status = 130
+    red = any(v.failures for v in verdicts) or any(v.kind == "diverged" for v in streams)
+    status = status or int(red)
+    _report(verdicts, streams, status, as_json)
+    if record and status != 130:
+        write_record(verdicts)
+    return status
+
+
+def _report(verdicts: list[OpVerdict], streams: list[TokenVerdict], status: int, as_json: bool) -> None:
+    if as_json:
+        found = {"status": status, "ops": [vars(v) for v in verdicts], "tokens": [v.as_dict() for v in streams]}
+        json.dump(found, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    from .screen import gate_table, show, token_table
+
+    if verdicts:
+        show(gate_table(verdicts))
+    if streams:
+        show(token_table(streams))
+    for v in streams:
+        for line in v.details():
+            show(line)
+    for v in verdicts:
+        for name, fault in v.failures.items():
+            show(f"[bold red]{v.op}[/] {name}\n{fault}")
+    show("interrupted: the tables above are what was done" if status == 130 else "gate: " + ("red" if status else "green"))
+
+
+def write_record(verdicts: list[OpVerdict]) -> None:
+    """Write parity/records/oracle.json: per op its source digest, checks, failures and mutations."""
+    ops = {
+        v.op: {
+            "digest": source_digest(table()[v.op]), "checks": v.checks, "failed": len(v.failures),
+            "known_misses": len(v.known), "mutations": len(MUTATIONS.get(v.op, {})), "date": date.today().isoformat(),
+        }
+        for v in sorted(verdicts, key=lambda v: v.op)
+    }  # fmt: skip
+    for row in ROWS.values():
+        if row.machinery:
+            ops[row.machinery] = machinery_entry(row.machinery)
+    RECORDS.mkdir(exist_ok=True)
+    path = RECORDS / "oracle.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"ops": ops}, indent=1, sort_keys=True) + "\n")
+    partial.replace(path)
+
+
+def machinery_entry(test: str) -> dict:
+    """Run a mechanism row's own test module with pytest and turn its counts into a record entry."""
+    import pytest
+
+    class Counter:
+        passed = failed = 0
+
+        def pytest_runtest_logreport(self, report):
+            if report.when == "call":
+                self.passed += report.passed
+                self.failed += report.failed
+
+    counter = Counter()
+    with open("/dev/null", "w") as quiet:
+        stdout, sys.stdout = sys.stdout, quiet
+        try:
+            pytest.main(["-q", "-p", "no:cacheprovider", "--pyargs", str(RECORDS.parent / f"{test}.py")], plugins=[counter])
+        finally:
+            sys.stdout = stdout
+    return {"digest": machinery_digest(test), "checks": counter.passed, "failed": counter.failed, "known_misses": 0,
+            "mutations": 0, "date": date.today().isoformat()}  # fmt: skip

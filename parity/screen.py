@@ -1,0 +1,108 @@
+"""What the command line shows: the matrix, a contract's page, the gate's verdicts. All from data, none typed by hand."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from vtlab.ops.contract import describe
+from vtlab.ops.table import Op
+
+_STYLES = {
+    "proven": "green", "verified": "green", "strict": "green", "passed": "green", "built": "cyan", "near-tie": "yellow",
+    "partial": "yellow", "changed": "yellow", "unproven": "yellow", "absent": "dim", "not here": "dim",
+    "failed": "bold red", "diverged": "bold red",
+}  # fmt: skip
+
+
+def show(renderable) -> None:
+    """Print to the terminal; plain text when it is none."""
+    Console().print(renderable)
+
+
+def styled(state: str) -> Text:
+    """A state word in its colour."""
+    return Text(state, style=_STYLES.get(state, ""))
+
+
+def matrix_table(states) -> Table:
+    """The kernel matrix: a line a row."""
+    table = Table(title="Kernel matrix", title_justify="left", header_style="bold", pad_edge=False)
+    for heading, options in (
+        ("row", {"no_wrap": True}), ("ops", {"justify": "right"}), ("oracle", {}), ("checks", {"justify": "right"}),
+        ("mutations", {"justify": "right"}), ("goldens", {}), ("device", {}), ("what it is", {"style": "dim"}),
+    ):  # fmt: skip
+        table.add_column(heading, **options)
+    for state in states:
+        promised = len(state.row.promised)
+        ops = f"{len(state.ops)}/{promised}" if promised else str(len(state.ops) or "")
+        goldens = " ".join(f"{count} {build}" for build, count in sorted(state.goldens.items()))
+        device = ", ".join(f"{gpu} {what}" for gpu, what in state.device.items())
+        table.add_row(
+            state.row.id.removeprefix("KERNEL-"), ops, styled(state.oracle), str(state.checks or ""),
+            str(state.mutations or ""), goldens or styled("absent"), device or styled("absent"), state.row.title,
+        )  # fmt: skip
+    return table
+
+
+def contract_page(found: Op) -> Group:
+    """One op's contract, as `vtlab explain` prints it."""
+    contract = found.contract
+    arguments = Table(header_style="bold", pad_edge=False)
+    arguments.add_column("argument", no_wrap=True)
+    arguments.add_column("is")
+    defaults = {name: p.default for name, p in found.__signature__.parameters.items() if p.default is not p.empty}
+    for name, spec in contract.args.items():
+        arguments.add_row(name, describe(spec) + (f" = {defaults[name]!r}" if name in defaults else ""))
+    for name, spec in contract.returns.items():
+        arguments.add_row(f"-> {name}", describe(spec))
+    facts = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("row", contract.row), ("order", contract.order), ("parity", f"{contract.parity} {contract.parity.why}"),
+        ("mirror to truth", _bound(contract.mirror)), ("NaN", contract.nan), ("ties", contract.ties),
+        ("log-sum-exp base", contract.lse_base), ("layout", contract.layout), ("updates", ", ".join(contract.mutates)),
+        ("upstream", contract.upstream),
+    ):  # fmt: skip
+        if value:
+            facts.add_row(Text(label, style="bold"), Text(str(value)))
+    for name, points in contract.rounding.items():
+        facts.add_row(Text(f"rounds ({name})", style="bold"), Text("\n".join(points)))
+    refusals = [(check.__doc__ or check.__name__).strip() for check in contract.requires]
+    if refusals:
+        facts.add_row(Text("refuses", style="bold"), Text("\n".join(refusals)))
+    title = Text(f"{contract.name}{found.__signature__}", style="bold cyan")
+    return Group(title, Markdown((found.__doc__ or "").partition("\n")[0]), arguments, facts)
+
+
+def _bound(bound) -> str:
+    text = f"at most ({bound.roundings}) float32 roundings" if bound.roundings != "0" else "exact"
+    return text + (f" + {bound.ulps} storage ulp" if bound.ulps else "") + (f": {bound.why}" if bound.why else "")
+
+
+def gate_table(verdicts) -> Table:
+    """Rows of the gate: ops, checks, failures, known misses."""
+    table = Table(title="Ops", title_justify="left", header_style="bold", pad_edge=False)
+    for heading in ("row", "ops", "checks", "failed", "known misses", "seconds", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("row", "verdict") else "right")
+    rows: dict[str, list] = {}
+    for verdict in verdicts:
+        rows.setdefault(verdict.row, []).append(verdict)
+    for row, found in sorted(rows.items()):
+        failed = sum(len(v.failures) for v in found)
+        table.add_row(
+            row, str(len(found)), str(sum(v.checks for v in found)), str(failed), str(sum(len(v.known) for v in found)),
+            f"{sum(v.seconds for v in found):.1f}", styled("failed" if failed else "passed"),
+        )  # fmt: skip
+    return table
+
+
+def token_table(verdicts) -> Table:
+    """Token streams: a line a golden."""
+    table = Table(title="Token streams against vLLM", title_justify="left", header_style="bold", pad_edge=False)
+    for heading in ("golden", "tokens", "near-ties", "max |Δ logprob|", "seconds", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("golden", "verdict") else "right")
+    for v in verdicts:
+        table.add_row(*v.cells(), styled(v.kind))
+    return table

@@ -1,0 +1,116 @@
+"""The honest state of every row: read off the op table, the goldens and the records, never typed by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from vtlab.ops.rows import ROWS, Row
+from vtlab.ops.table import Op, table
+
+from .goldens import list_goldens
+
+RECORDS = Path(__file__).parent / "records"
+_ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class RowState:
+    """What exists of one row.
+
+    oracle: "proven" (every promised op is there, and its record says that all checks passed on this source),
+    "partial" (the same for some of the promised ops), "changed" (an op's source is newer than its record),
+    "unproven" (ops without a record) or "absent". device: per GPU "verified", "built" or "absent".
+    """
+
+    row: Row
+    ops: tuple[str, ...]
+    oracle: str
+    checks: int
+    mutations: int
+    goldens: dict[str, int] = field(default_factory=dict)
+    device: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict:
+        return {
+            "row": self.row.id, "title": self.row.title, "families": list(self.row.families), "ops": list(self.ops),
+            "missing_ops": [name for name in self.row.promised if name not in self.ops], "oracle": self.oracle,
+            "checks": self.checks, "mutations": self.mutations, "goldens": self.goldens, "device": self.device,
+        }  # fmt: skip
+
+
+def matrix() -> list[RowState]:
+    """The state of all 45 rows, in the order of their ids."""
+    record = oracle_record()
+    goldens = golden_counts()
+    return [_row_state(ROWS[id], record, goldens) for id in sorted(ROWS)]
+
+
+def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]]) -> RowState:
+    ops = {name: found for name, found in table().items() if found.contract.row == row.id}
+    entries = {name: record.get(name) for name in ops}
+    if row.machinery:
+        entries = {row.machinery: record.get(row.machinery)}
+        states = {_entry_state(entries[row.machinery], machinery_digest(row.machinery))}
+    else:
+        states = {_entry_state(entries[name], source_digest(found)) for name, found in ops.items()}
+    oracle = next((state for state in ("failed", "changed", "unproven") if state in states), "absent")
+    if states == {"proven"}:
+        oracle = "proven" if set(row.promised) <= set(ops) else "partial"
+    builds: dict[str, int] = {}
+    for name in ops:
+        for build, count in goldens.get(name, {}).items():
+            builds[build] = builds.get(build, 0) + count
+    counted = [entry for entry in entries.values() if entry]
+    return RowState(
+        row, tuple(ops), oracle, sum(e["checks"] for e in counted), sum(e["mutations"] for e in counted), builds
+    )
+
+
+def _entry_state(entry: dict | None, digest: str) -> str:
+    if entry is None:
+        return "unproven"
+    if entry["digest"] != digest:
+        return "changed"
+    return "proven" if entry["failed"] == 0 else "failed"
+
+
+def golden_counts() -> dict[str, dict[str, int]]:
+    """Number of op-level golden cases by op and build."""
+    counts: dict[str, dict[str, int]] = {}
+    for entry in list_goldens():
+        for op, number in entry.ops.items():
+            counts.setdefault(op, {})[entry.build] = number + counts.get(op, {}).get(entry.build, 0)
+    return counts
+
+
+def oracle_record() -> dict[str, dict]:
+    """The committed record of the last full gate: per op digest, checks, failures and mutations killed."""
+    path = RECORDS / "oracle.json"
+    return json.loads(path.read_text())["ops"] if path.exists() else {}
+
+
+def source_digest(found: Op) -> str:
+    """Digest of what defines an op: its oracle module, that module's helpers, and the arithmetic under it."""
+    return _digest((*_sources(f"oracle/{found.contract.family}*.py"), *_sources("ops/numerics/*.py")))
+
+
+def machinery_digest(test: str) -> str:
+    """Digest of a mechanism row: its modules in ops/."""
+    return _digest(_sources(f"ops/{test.removeprefix('test_')}/*.py"))
+
+
+@lru_cache(maxsize=None)
+def _sources(pattern: str) -> tuple[str, ...]:
+    return tuple(sorted(str(path.relative_to(_ROOT)) for path in _ROOT.glob(pattern)))
+
+
+@lru_cache(maxsize=None)
+def _digest(files: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.encode() + b"\0" + (_ROOT / file).read_bytes())
+    return digest.hexdigest()[:16]
