@@ -1,0 +1,24 @@
+"""The arithmetic of the oracles: float64 `TRUTH`, float32 `MIRROR`, correct rounding, declared orders."""
+
+from .arithmetic import MIRROR, TRUTH, Arithmetic, widen
+from .fma import fma_f32
+from .orders import Order, block_butterfly, chunked, pairwise, sequential, split, strided_tree, warp_butterfly
+from .rounding import STORAGE_DTYPES, round_to
+
+__all__ = [
+    "MIRROR",
+    "STORAGE_DTYPES",
+    "TRUTH",
+    "Arithmetic",
+    "Order",
+    "block_butterfly",
+    "chunked",
+    "fma_f32",
+    "pairwise",
+    "round_to",
+    "sequential",
+    "split",
+    "strided_tree",
+    "warp_butterfly",
+    "widen",
+]

@@ -1,0 +1,131 @@
+"""Float32 sums, dot products and matrix products in a declared order, vectorised over everything but the order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .fma import fma_f32
+from .orders import Order
+
+_FEW = 64  # up to this many partial sums np.add.accumulate beats a Python loop over the steps
+_TILE = 1 << 16  # partial sums of a matmul tile that stay in cache
+
+
+def ordered_sum(x: np.ndarray, order: Order) -> np.ndarray:
+    """sum_k x[..., k] in float32, in `order`: [..., K] -> [...]; each addition rounds. An empty sum is +0."""
+    steps = _steps(x.reshape(-1, x.shape[-1]) if x.size else x.reshape(x.size // max(1, x.shape[-1]), -1), order)
+    if not x.size:
+        return np.zeros(x.shape[:-1], np.float32)
+    if steps[0].size <= _FEW:
+        partial = np.add.accumulate(steps, axis=0, dtype=np.float32)[-1] + np.float32(0)
+    else:
+        partial = np.zeros(steps.shape[1:], np.float32)
+        for step in steps:
+            partial += step
+    return _join(partial, order).reshape(x.shape[:-1])
+
+
+def ordered_dot(a: np.ndarray, b: np.ndarray, order: Order, fused: bool) -> np.ndarray:
+    """sum_k a[..., k] * b[..., k] in float32, in `order`; a, b broadcast together.
+
+    fused: each accumulation is one fma; otherwise the product rounds, then the sum.
+    """
+    a, b = np.broadcast_arrays(a, b)
+    if not fused:
+        return ordered_sum(a * b, order)
+    left, right = (_steps(v.reshape(-1, v.shape[-1]), order) for v in (a, b))
+    partial = np.zeros(left.shape[1:], np.float32)
+    for x, y in zip(left, right):
+        partial = fma_f32(x, y, partial)
+    return _join(partial, order).reshape(a.shape[:-1])
+
+
+def ordered_matmul(a: np.ndarray, b_t: np.ndarray, order: Order, fused: bool, load: Callable) -> np.ndarray:
+    """out[m, n] = sum_k a[m, k] * b_t[n, k] in float32, each sum in `order`.
+
+    a: float32 [M, K]. b_t: [N, K] in any storage dtype; `load` widens it a tile at a time.
+    """
+    (rows, length), columns = a.shape, b_t.shape[0]
+    out = np.zeros((rows, columns), np.float32)
+    if not out.size or not length:
+        return out
+    left = _steps(a, order)[:, :, None, :]
+    lanes = left.shape[-1]
+    width = max(1, min(columns, _TILE // lanes))
+    height = max(1, _TILE // (width * lanes))
+    for n in range(0, columns, width):
+        block = load(b_t[n : n + width])
+        right = _steps(block, order)[:, None, :, :]
+        exact = fused and _products_are_exact(a, block)
+        for m in range(0, rows, height):
+            part = left[:, m : m + height]
+            partial = np.zeros((part.shape[1], right.shape[2], lanes), np.float32)
+            for x, y in zip(part, right):
+                if fused and not exact:
+                    partial = fma_f32(x, y, partial)
+                else:
+                    partial += x * y
+            out[m : m + height, n : n + width] = _join(partial, order)
+    return out
+
+
+def _steps(x: np.ndarray, order: Order) -> np.ndarray:
+    """[R, K] -> [S, R, L]: what each of the L lanes of each row adds in step s."""
+    rows, length = x.shape
+    steps, lanes, vector = order.layout(length)
+    if (pad := steps * lanes * vector - length) > 0:
+        x = np.concatenate([x, np.zeros((rows, pad), x.dtype)], axis=1)
+    if vector == 1:
+        x = x.reshape(rows, steps, lanes).transpose(1, 0, 2)
+        return np.ascontiguousarray(x) if lanes < 16 else x
+    return np.ascontiguousarray(x.reshape(rows, steps, lanes, vector).transpose(1, 3, 0, 2)).reshape(-1, rows, lanes)
+
+
+def _join(partial: np.ndarray, order: Order) -> np.ndarray:
+    """[..., L] -> [...]: the stages of the order, one after the other."""
+    for how, group in order.join:
+        lead, lanes = partial.shape[:-1], partial.shape[-1]
+        group = group or lanes
+        partial = _JOINS[how](partial.reshape(*lead, lanes // group, group))
+    return partial[..., 0]
+
+
+def _join_sequential(partial: np.ndarray) -> np.ndarray:
+    total = partial[..., 0].copy()
+    for lane in range(1, partial.shape[-1]):
+        total += partial[..., lane]
+    return total
+
+
+def _join_tree(partial: np.ndarray) -> np.ndarray:
+    partial = partial.copy()
+    span = 1 << (partial.shape[-1] - 1).bit_length() >> 1
+    while span:
+        pairs = partial.shape[-1] - span if partial.shape[-1] > span else 0
+        partial[..., :pairs] += partial[..., span : span + pairs]
+        partial = partial[..., :span]
+        span >>= 1
+    return partial[..., 0]
+
+
+def _join_pairwise(partial: np.ndarray) -> np.ndarray:
+    while (lanes := partial.shape[-1]) > 1:
+        even, odd = partial[..., 0::2], partial[..., 1::2]
+        partial = even.copy()
+        partial[..., : lanes // 2] += odd
+    return partial[..., 0]
+
+
+_JOINS = {"sequential": _join_sequential, "tree": _join_tree, "pairwise": _join_pairwise}
+
+
+def _products_are_exact(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether every a * b is a float32 (bfloat16 operands in a sane range): then an fma is a product and a sum."""
+    for v in (a, b):
+        if (np.ascontiguousarray(v).view(np.uint32) & np.uint32(0xFFFF)).any():
+            return False
+    large = [float(np.max(np.abs(v))) for v in (a, b)]
+    small = [float(np.min(np.abs(v), initial=np.inf, where=v != 0)) for v in (a, b)]
+    return large[0] * large[1] < 2.0**127 and small[0] * small[1] >= 2.0**-126
