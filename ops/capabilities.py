@@ -17,6 +17,10 @@ class Device(StrEnum):
     VULKAN = "vulkan"
     XPU = "xpu"
 
+    @classmethod
+    def _missing_(cls, value: object):
+        raise ContractError("Device", "", repr(value), "one of " + ", ".join(cls))
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -37,8 +41,6 @@ class Capabilities:
     features: int = 0
 
     def __post_init__(self):
-        if self.device not in tuple(Device):
-            raise ContractError("Capabilities", "device", repr(self.device), "one of " + ", ".join(Device))
         object.__setattr__(self, "device", Device(self.device))
         for name in ("compute_major", "compute_minor", "compute_unit_count"):
             if getattr(self, name) < 0:

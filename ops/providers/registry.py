@@ -28,8 +28,6 @@ class Registry(Selection):
     def __init__(self, known_ops: Callable[[str], bool] | None = None, environ: Mapping[str, str] = os.environ):
         super().__init__(known_ops, environ)
 
-    # Registration
-
     def register_op_provider(self, op: str, device: str, provider: OpProvider) -> bool:
         """Adds `provider`; False, and nothing changes, where it is malformed, its name taken, or the slot full."""
         return self._register(op, device, provider) is None
@@ -60,8 +58,6 @@ class Registry(Selection):
                 self._slot(op, device).insert(provider)
                 self._invalidate()
             return why
-
-    # Choice
 
     def get_op(self, op: str, device: str) -> Callable:
         """The function that serves `op` on `device`; a dict read once it has been resolved."""
@@ -99,8 +95,6 @@ class Registry(Selection):
         slot = self._slots.get((op, device))
         return () if slot is None else slot.providers
 
-    # What the choice depends on
-
     def set_device_provider_caps(self, caps: Capabilities) -> None:
         """Replaces the capabilities of `caps.device`; every choice is made anew."""
         with self._lock:
@@ -136,6 +130,7 @@ class Registry(Selection):
         """Installs `vt-cpu-ref` for every op that the CPU serves and `device` does not; how many were added."""
         with self._lock:
             self._read_environment()
+            device = Device(device)
             ops = [op for op, on in self._slots if on is Device.CPU]
             lacking = [op for op in ops if not self._first(op, device, None, native(self._providers(op, device)))]
             added = sum(self._install_tiers(op, device, None, [REFERENCE_TIER]) for op in lacking)
@@ -148,8 +143,6 @@ class Registry(Selection):
             done = change()
             self._invalidate()
             return done
-
-    # Statistics
 
     def enable_op_provider_call_stats(self, enabled: bool) -> None:
         """Counts every `get_op` from now on, which then takes the lock."""

@@ -94,7 +94,7 @@ class Selection:
 
     def _resolve(self, op: str, device: str, names: Names) -> OpProvider | None:
         provider = self._walk(op, device, names, lambda slot: slot.providers)
-        if provider is None or provider.name in TIERS:
+        if names is None and (provider is None or provider.name in TIERS):
             self._slot(op, device).stats.fallbacks += 1
         return provider
 
@@ -122,7 +122,7 @@ class Selection:
         if provider is not None and provider.name in TIERS:
             if provider.name == REFERENCE_TIER:
                 self._tier_hits.add((op, Device(device)))
-            self._say(("tier", op, device, provider.name), f"no native kernel; {provider.name} serves")
+            self._say(("tier", op, device, provider.name), f"served by {provider.name}, the CPU's function")
         return provider
 
     def _first(self, op: str, device: str, names: Names, providers: Iterable[OpProvider]) -> OpProvider | None:
@@ -183,7 +183,7 @@ class Selection:
 
     def _exist(self, op: str) -> str:
         """Every provider of `op` in words, device by device."""
-        slots = [(device, self._slots[op, device]) for device in Device if (op, device) in self._slots]
+        slots = [(device, slot) for (name, device), slot in self._slots.items() if name == op]
         words = [
             f"{device}: " + ", ".join(p.name + " (disabled)" * (p.name in self._disabled) for p in slot.providers)
             for device, slot in slots

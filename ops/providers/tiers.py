@@ -43,8 +43,6 @@ def copy_through(backend: Backend, serve: Callable[[dict], object]) -> Callable:
             return host
 
         result = serve(_each(fetch, kwargs))
-        if result is NotImplemented:
-            return result
         for value, host, before in moved:
             if host is not value and host.tobytes() != before:
                 value[...] = backend.to_device(host)
