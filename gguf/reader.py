@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-
 from vtlab.ops.errors import FormatError
 
 from .header import parse_header

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,6 @@ from typing import Self
 
 import ml_dtypes
 import numpy as np
-
 from vtlab.gguf.mapping import map_file
 from vtlab.ops.errors import FormatError
 
@@ -135,7 +135,7 @@ def _read_index(path: Path) -> Safetensors:
         if not isinstance(file, str) or not file.endswith(".safetensors") or set(file) & set("/\\:\0"):
             want = "the bare name of a .safetensors file beside the index"
             raise FormatError(path, None, field, repr(file)[:80], want)
-        if not (path.parent / file).is_file():
+        if not os.path.isfile(path.parent / file):  # unlike Path.is_file, no error for a name too long
             raise FormatError(path, None, field, f"{file[:80]}, which is missing", "a file beside the index")
     found = Safetensors([path.parent / file for file in sorted(set(weight_map.values()))])
     for name in found.keys() | weight_map.keys():
