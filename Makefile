@@ -40,7 +40,8 @@ docs: $(VENV)/.installed       ## generate the pages and build the site
 	$(BIN)/mkdocs build --strict --quiet
 
 notebooks: $(VENV)/.installed  ## run the notebooks
-	$(BIN)/python -m vtlab.docs.run_notebooks
+	for n in docs/notebooks/*.py; do $(BIN)/jupytext --quiet --to ipynb --output build/notebooks/$$(basename $$n .py).ipynb $$n; done
+	cd build/notebooks && ../../$(BIN)/pytest --nbmake .
 
 proof: $(VENV)/.installed      ## prove the transcendental functions over all float32 values (long; resumes)
 	$(BIN)/python -m vtlab.parity.prove_numerics
