@@ -64,7 +64,7 @@ ROWS: dict[str, Row] = _rows(
     ("COLLECTIVES", "collectives", "tensor-parallel collectives"),
     ("CUDA-DISPATCH-AOT", "arch", "per-architecture builds and their dispatch"),
     ("DSV4-W7-DEVICE", "dsa mhc moe_routing", "device side of DeepSeek-V4's kernels"),
-    ("EW-NORM-ACT", "norm activation", "norms, activations, embedding, casts, glue"),
+    ("EW-NORM-ACT", "norm activation elementwise splits gates", "norms, activations, embedding, casts, glue"),
     ("EW-NORM-QUANT", "norm_quant", "norms fused with quantisation"),
     ("FUSION-FRAMEWORK", "recipes", "fused recipes, declared once"),
     ("GDN-AOT-BF16", "gdn", "gated delta rule, chunked bf16"),

@@ -2,7 +2,8 @@
 
 A shape is a blank-separated list of axes. An axis is an integer, a name, a sum or product of both
 (``"Hq*2*D"``, ``"dq+dk+dv"``), or, in first place only, ``...`` for any number of leading axes. A name
-means the same size everywhere in one call; scalars of the call may name axes too.
+means the same size everywhere in one call, and ``...`` the same leading axes (``*`` stands for leading axes of
+one tensor's own); scalars of the call may name axes too.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Axis:
 
 @lru_cache(maxsize=None)
 def parse(shape: str) -> tuple[bool, tuple[Axis, ...]]:
-    """Compile a shape text to (has leading ``...``, axes)."""
+    """Compile a shape text to (has leading ``...`` or ``*``, axes)."""
     tokens = shape.split()
-    leading = bool(tokens) and tokens[0] == "..."
+    leading = bool(tokens) and tokens[0] in ("...", "*")
     return leading, tuple(_axis(token) for token in tokens[leading:])
 
 
@@ -63,10 +64,14 @@ def _axis(text: str) -> Axis:
 
 
 def bind_names(axes: dict[str, int], spec: str, shape: tuple[int, ...]) -> str | None:
-    """First pass over one tensor: bind its plainly named axes; the text of the fault, or None."""
+    """First pass over one tensor: bind its plainly named axes and ``...``; the text of the fault, or None."""
     leading, wanted = parse(spec)
     if len(shape) < len(wanted) or (len(shape) > len(wanted) and not leading):
         return f"({_listed(spec)})"
+    if spec.startswith("..."):
+        lead = tuple(shape[: len(shape) - len(wanted)])
+        if axes.setdefault("...", lead) != lead:
+            return f"({_listed(spec)}) with ... = {axes['...']}"
     for axis, size in zip(wanted, shape[len(shape) - len(wanted):]):
         if axis.name is not None and axes.setdefault(axis.name, size) != size:
             return f"({_listed(spec)}) with {axis.name} = {axes[axis.name]}"

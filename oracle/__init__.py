@@ -6,6 +6,16 @@ Calling an op evaluates its truth (float64, one rounding at each rounding point 
 
 from __future__ import annotations
 
-from .norm import rms_norm
+from .activation import gelu_and_mul, moe_silu_mul, relu, silu_and_mul, silu_and_mul_clamp, soft_cap
+from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
+from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
+from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
+from .splits import attn_gate_split, gdn_conv_split, qkv_split
 
-__all__ = ["rms_norm"]
+__all__ = [
+    "add", "cast_bf16", "cast_f32", "embedding", "mul_col_vec_f32", "mul_scalar",
+    "attn_gate_split", "gdn_conv_split", "qkv_split",
+    "gdn_g_beta", "gdn_post_conv", "shared_expert_gate", "sigmoid_gate_bf16",
+    "gelu_and_mul", "moe_silu_mul", "relu", "silu_and_mul", "silu_and_mul_clamp", "soft_cap",
+    "l2norm", "layer_norm", "rms_norm", "rms_norm_gated",
+]  # fmt: skip
