@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from vtlab.ops.contract import EXACT, Bound, Choice, Parity, Scalar, Tensor
 from vtlab.ops.table import op
 
@@ -218,7 +217,7 @@ def relu(nx, x):
         "9",
         ulps=5,
         why="cap rounds to float32 twice, a division, tanh within 2 ulp (4 roundings), a product; tanh carries at most "
-        "its argument's relative error. The store can flip one ulp, a flip of vllm_native's y or t moves out by two each",
+        "its argument's relative error. The store flips one ulp, a flip of vllm_native's y or t moves out by two each",
     ),
     nan="propagates; +-inf gives +-cap",
     upstream="vllm/model_executor/layers/logits_processor.py: LogitsProcessor.forward with soft_cap",

@@ -1,10 +1,9 @@
-"""Sigmoid gates on attention and shared experts, and the gates of the gated delta rule with its post-convolution step."""
+"""Sigmoid gates on attention and shared experts; the gates and the post-convolution step of the gated delta rule."""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-
 from vtlab.ops.contract import Bound, Choice, Parity, Scalar, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.table import op
@@ -135,9 +134,7 @@ _GATES = {
     "A_log": Tensor("Hv", _F32),
     "dt_bias": Tensor("Hv", _F32),
 }
-_GATE_WHY = (
-    "a + dt_bias, exp and log1p within 2 ulp (4 roundings each), exp(A_log) 4, a product; the stores flip one ulp"
-)
+_GATE_WHY = "a + dt_bias, exp and log1p within 2 ulp (4 roundings each), exp(A_log) 4, a product; the stores flip one"
 _GATE_NAN = "propagates; beta(-inf) = 0; a of -inf gives g = -0, of +inf -inf"
 
 
