@@ -40,7 +40,8 @@ GOOD = {
 
 def test_a_good_call_binds_its_axes():
     arguments = dict(GOOD)
-    assert checking.check(CONTRACT, arguments) == {"T": 3, "D": 4, "a": 2, "b": 3}
+    axes = checking.check(CONTRACT, arguments)
+    assert axes == {"T": 3, "D": 4, "a": 2, "b": 3, "...": (2, 5)}
     assert arguments["out_dtype"] == np.float32
 
 
