@@ -164,7 +164,7 @@ def example(contract: Contract, axes: Mapping[str, object], rng: np.random.Gener
     """Arguments of one call at realistic scale, from an entry of `contract.examples`.
 
     `axes` gives the axes' sizes, and by argument name whatever is not to be drawn: a dtype name for a tensor
-    ("float32"), a value for anything else; tensors with neither take their first allowed dtype.
+    ("float32"), a value for anything else; optional tensors without one are None, others take their first allowed dtype.
     """
     from .numerics import round_to
     from .shapes import sizes
@@ -176,6 +176,7 @@ def example(contract: Contract, axes: Mapping[str, object], rng: np.random.Gener
         given = axes.get(name)
         if isinstance(spec, Tensor):
             if given is None and spec.optional:
+                arguments[name] = None
                 continue
             if isinstance(given, np.ndarray):
                 arguments[name] = given

@@ -120,7 +120,7 @@ def bad_input_is_refused(found: Op, number: int) -> None:
 def _spoilt(spec: Tensor, value: np.ndarray) -> Iterator[object]:
     yield value.tolist()
     yield value.astype(np.complex64) if value.dtype.kind in "iub" else value.astype(np.complex64)
-    if not spec.shape.startswith("..."):
+    if not spec.shape.startswith(("...", "*")):
         yield value[None]
     if spec.layout == "contiguous" and value.ndim and value.size > 1:
         yield np.repeat(value, 2, axis=-1)[..., ::2]
