@@ -141,8 +141,11 @@ class Truth(Arithmetic):
 
     @_quiet
     def matmul(self, a, b_t, order: Order = sequential, fused: bool = False) -> np.ndarray:
-        """a[M, K] @ b_t[N, K].T; both may be in a storage dtype, and b_t is never widened whole."""
-        return blocked_matmul(self.load(a), np.asarray(b_t), self.load)
+        """a[M, K] @ b_t[N, K].T; both may be in a storage dtype, and b_t is never widened whole.
+
+        An element's bytes depend on its row of a, its row of b_t and K alone, not on M, N or their places.
+        """
+        return blocked_matmul(self.load(a), np.asarray(b_t), widen)
 
 
 class Mirror(Arithmetic):
