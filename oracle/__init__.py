@@ -17,6 +17,7 @@ from .kv_cache import (
     swap_blocks,
     swap_blocks_batch,
 )
+from .matmul import batched_matmul, matmul, matmul_bt
 from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
 from .rope import (
     attn_qk_norm_rope_gate,
@@ -34,6 +35,7 @@ __all__ = [
     "attn_gate_split", "gdn_conv_split", "qkv_split",
     "gdn_g_beta", "gdn_post_conv", "shared_expert_gate", "sigmoid_gate_bf16",
     "gelu_and_mul", "moe_silu_mul", "relu", "silu_and_mul", "silu_and_mul_clamp", "soft_cap",
+    "batched_matmul", "matmul", "matmul_bt",
     "l2norm", "layer_norm", "rms_norm", "rms_norm_gated",
     "copy_blocks", "cp_gather_cache", "reshape_and_cache", "reshape_and_cache_xpacked", "swap_blocks",
     "swap_blocks_batch",
