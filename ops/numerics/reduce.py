@@ -15,9 +15,9 @@ _TILE = 1 << 16  # partial sums of a matmul tile that stay in cache
 
 def ordered_sum(x: np.ndarray, order: Order) -> np.ndarray:
     """sum_k x[..., k] in float32, in `order`: [..., K] -> [...]; each addition rounds. An empty sum is +0."""
-    steps = _steps(x.reshape(-1, x.shape[-1]) if x.size else x.reshape(x.size // max(1, x.shape[-1]), -1), order)
     if not x.size:
         return np.zeros(x.shape[:-1], np.float32)
+    steps = _steps(x.reshape(-1, x.shape[-1]), order)
     if steps[0].size <= _FEW:
         partial = np.add.accumulate(steps, axis=0, dtype=np.float32)[-1] + np.float32(0)
     else:

@@ -1,0 +1,54 @@
+"""A second opinion for checks: rounding and float32 sums in plain Python, sharing no code with `ops.numerics`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import ml_dtypes
+import numpy as np
+
+_FORMATS = {  # significant bits, exponent of the smallest normal, largest finite value
+    "float32": (24, -126, float.fromhex("0x1.fffffep127")),
+    "bfloat16": (8, -126, float.fromhex("0x1.fep127")),
+    "float16": (11, -14, 65504.0),
+}
+
+
+def rounded(x: float, kind: str) -> float:
+    """x to the nearest value of `kind`, ties to even; infinite beyond the largest."""
+    if x == 0 or not math.isfinite(x):
+        return x
+    bits, lowest, largest = _FORMATS[kind]
+    unit = max(math.frexp(x)[1] - bits, lowest - bits + 1)
+    nearest = math.ldexp(float(round(math.ldexp(x, -unit))), unit)
+    return math.copysign(nearest if abs(nearest) <= largest else math.inf, x)
+
+
+def draw(shape: Sequence[int], kind: str, seed: int, scale: float = 1.0) -> np.ndarray:
+    """Normal data of the dtype called `kind`, the same for the same seed."""
+    data = np.random.Generator(np.random.PCG64(seed)).standard_normal(shape) * scale
+    return data.astype(np.float32).astype(getattr(ml_dtypes, kind, None) or kind)
+
+
+def floats(row: np.ndarray) -> list[float]:
+    """One row as Python floats."""
+    return [float(value) for value in row]
+
+
+def stored(values: Iterable[float], like: np.ndarray, kind: str | None = None) -> np.ndarray:
+    """`values`, each rounded once, in the shape of `like` and in `kind` or its dtype."""
+    kind = kind or like.dtype.name
+    flat = np.array([rounded(float(value), kind) for value in values], np.float32)
+    return flat.astype(getattr(ml_dtypes, kind, None) or kind).reshape(like.shape)
+
+
+def tree256(values: Sequence[np.float32]) -> np.float32:
+    """The float32 sum of one thread block of 256: strided partial sums from 0, then halving the block."""
+    lanes = [np.float32(0)] * 256
+    for index, value in enumerate(values):
+        lanes[index % 256] = np.float32(lanes[index % 256] + value)
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = [np.float32(lanes[t] + lanes[t + half]) for t in range(half)]
+    return lanes[0]

@@ -1,0 +1,370 @@
+"""Norms against scalar loops (Python floats for truth, float32 scalars for the mirror's order) and vLLM's goldens."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vtlab import oracle
+from vtlab.ops.errors import ContractError
+
+from .compare import assert_bytes, assert_ulp, assert_within
+from .harness import case, checks, mutations
+from .scalar import draw, floats, rounded, stored, tree256
+
+F32 = np.float32
+QUICK = settings(max_examples=15, deadline=None, derandomize=True)
+
+
+def loop_rms_norm(x, weight, residual, eps, gemma, rounding):
+    """RMSNorm element by element: (out, residual or None)."""
+    kind, wkind = x.dtype.name, weight.dtype.name
+    native = rounding == "vllm_native" or (rounding == "vllm" and (gemma or wkind != kind))
+    rows, joined = [], []
+    for r, row in enumerate(x.reshape(-1, x.shape[-1])):
+        v = floats(row)
+        if residual is not None:
+            total = [a + b for a, b in zip(v, floats(residual.reshape(-1, x.shape[-1])[r]))]
+            kept = [rounded(t, residual.dtype.name) for t in total]
+            joined += kept
+            v = total if native else kept
+        rms = math.sqrt(math.fsum(t * t for t in v) / len(v) + eps)
+        for t, w in zip(v, floats(weight)):
+            if native and not gemma and wkind != "float32":
+                rows.append(rounded(rounded(t / rms, wkind) * w, wkind))
+            else:
+                rows.append(t / rms * (w + 1 if gemma else w))
+    return stored(rows, x), None if residual is None else stored(joined, residual)
+
+
+def f32_inverse_rms(row, eps, mean=True):
+    """The mirror's statistic of one row of float32 scalars."""
+    total = tree256([v * v for v in row])
+    return F32(1) / np.sqrt((total / F32(len(row)) if mean else total) + F32(eps))
+
+
+RMS = [
+    case(T=8, H=128, x="float32", w="float32"),
+    case(T=8, H=128, x="bfloat16", w="bfloat16"),
+    case(T=8, H=128, x="bfloat16", w="bfloat16", gemma=True),
+    case(T=3, H=1, x="float16", w="float32", gemma=True),
+    case(T=8, H=128, x="bfloat16", w="bfloat16", res="float32"),
+    case(T=8, H=128, x="bfloat16", w="bfloat16", res="bfloat16", gemma=True),
+    *(
+        case(T=6, H=80, x="bfloat16", w=w, res="bfloat16", gemma=gemma, rounding=rounding)
+        for w in ("bfloat16", "float32")
+        for gemma in (False, True)
+        for rounding in ("vt", "vllm", "vllm_native")
+    ),
+    case(T=6, H=80, x="float32", w="bfloat16", rounding="vllm_native"),
+    case(T=2, H=80, x="bfloat16", w="float16", rounding="vllm_native"),
+    *(case(T=T, H=H, x="bfloat16", w="bfloat16") for T, H in ((1, 2048), (2, 3072), (1, 4096), (1, 5120))),
+]
+
+
+@checks("rms_norm", cases=RMS)
+def test_rms_norm_against_scalar_loop(case):
+    x, weight = draw((case.T, case.H), case.x, 1), draw((case.H,), case.w, 2)
+    residual = draw((case.T, case.H), case.res, 3) if "res" in case else None
+    gemma, rounding = case.get("gemma", False), case.get("rounding", "vt")
+    found = oracle.rms_norm(x, weight, residual=residual, eps=1e-5, gemma=gemma, rounding=rounding)
+    out, joined = loop_rms_norm(x, weight, residual, 1e-5, gemma, rounding)
+    assert_bytes(found if residual is None else found[0], out)
+    if residual is not None:
+        assert_bytes(found[1], joined)
+
+
+@checks("rms_norm", cases=[case(H=H, gemma=gemma) for H in (1, 100, 256, 257, 1032) for gemma in (False, True)])
+def test_rms_norm_mirror_is_the_declared_float32_sequence(case):
+    x, residual, weight = (
+        draw((2, case.H), "float32", 4),
+        draw((2, case.H), "float32", 5),
+        draw((case.H,), "float32", 6),
+    )
+    out, joined = oracle.rms_norm.mirror(x, weight, residual=residual, gemma=case.gemma)
+    want = []
+    for row in x + residual:
+        inv = f32_inverse_rms(row, 1e-6)
+        want.append([v * inv * (w + F32(1) if case.gemma else w) for v, w in zip(row, weight)])
+    assert_bytes(joined, x + residual)
+    assert_bytes(out, np.array(want, F32))
+
+
+@checks("rms_norm")
+def test_plain_rms_norm_mirror_is_within_one_ulp_of_truth():
+    """One store, one possible flip; about 7 + 12 / 2 float32 roundings flip at most 13 * 2^-16 of bfloat16 stores."""
+    x, weight = draw((64, 1024), "bfloat16", 7), draw((1024,), "bfloat16", 8)
+    assert_ulp(oracle.rms_norm.mirror(x, weight), oracle.rms_norm(x, weight), 1, inexact_share=13 * 2.0**-16)
+
+
+@checks("rms_norm")
+def test_rms_norm_of_special_rows():
+    weight = np.ones(4, F32)
+    rows = F32([[0, 0, 0, 0], [1, np.nan, 2, 3], [1, np.inf, 2, 3], [3, 3, -3, 3]])
+    out = oracle.rms_norm(rows, weight, eps=1e-6)
+    assert_bytes(out[0], np.zeros(4, F32))
+    assert np.isnan(out[1]).all()
+    assert np.isnan(out[2, 1]) and not out[2, [0, 2, 3]].any()
+    assert_within(out[3], np.float64([1, 1, -1, 1]), 1e-6)
+    assert np.isnan(oracle.rms_norm(rows[:1], weight, eps=0.0)).all()
+    for shape in ((0, 4), (3, 0), (2, 0, 4)):
+        empty = np.zeros(shape, F32)
+        for run in (oracle.rms_norm, oracle.rms_norm.mirror):
+            out, joined = run(empty, np.ones(shape[-1], F32), residual=empty)
+            assert out.shape == joined.shape == shape
+
+
+@checks("rms_norm")
+def test_rms_norm_takes_strided_rows_and_leaves_its_arguments():
+    wide = draw((3, 40), "bfloat16", 9)
+    view, before = wide[:, 8:24], wide.copy()
+    weight = draw((16,), "bfloat16", 10)
+    out, joined = oracle.rms_norm(view, weight, residual=view)
+    packed = np.ascontiguousarray(view)
+    assert_bytes(out, oracle.rms_norm(packed, weight, residual=packed)[0])
+    assert out.flags.c_contiguous and joined.flags.c_contiguous
+    assert_bytes(wide, before)
+
+
+@checks("rms_norm")
+@QUICK
+@given(st.integers(-20, 20), st.sampled_from(["float32", "bfloat16"]), st.integers(1, 300))
+def test_rms_norm_ignores_a_power_of_two(exponent, kind, H):
+    x, weight = draw((2, H), kind, H), draw((H,), kind, H + 1)
+    scaled = (x.astype(F32) * F32(2.0**exponent)).astype(x.dtype)
+    for run in (oracle.rms_norm, oracle.rms_norm.mirror):
+        assert_bytes(run(scaled, weight, eps=0.0), run(x, weight, eps=0.0))
+
+
+@checks("rms_norm", "rms_norm_gated", "l2norm", "layer_norm")
+def test_a_row_does_not_depend_on_its_neighbours():
+    x, weight = draw((7, 300), "bfloat16", 11), draw((300,), "bfloat16", 12)
+    calls = {
+        "rms_norm": lambda run, rows: run(rows, weight),
+        "rms_norm_gated": lambda run, rows: run(rows, rows, weight),
+        "l2norm": lambda run, rows: run(rows),
+        "layer_norm": lambda run, rows: run(rows, weight, weight),
+    }
+    for name, call in calls.items():
+        for run in (getattr(oracle, name), getattr(oracle, name).mirror):
+            together = call(run, x)
+            for t in range(len(x)):
+                assert_bytes(call(run, x[t : t + 1])[0], together[t], name)
+
+
+REFUSED = {
+    "rms_norm": [
+        ("weight", lambda f, x, w: f(x, w[:-1])),
+        ("eps", lambda f, x, w: f(x, w, eps=-1e-6)),
+        ("eps", lambda f, x, w: f(x, w, eps=math.nan)),
+        ("residual", lambda f, x, w: f(x, w, residual=x[:1])),
+        ("residual", lambda f, x, w: f(x, w, residual=x.astype(np.float16), rounding="vllm")),
+        ("residual", lambda f, x, w: f(x, w, residual=x.astype(np.float16), rounding="vllm_native")),
+        ("rounding", lambda f, x, w: f(x, w, rounding="gemma")),
+        ("x", lambda f, x, w: f(x[:, ::-1], w)),
+        ("x", lambda f, x, w: f(x.astype(np.float64), w)),
+        ("gemma", lambda f, x, w: f(x, w, gemma=1)),
+    ],
+    "layer_norm": [
+        ("x", lambda f, x, w: f(x[:, :0])),
+        ("weight", lambda f, x, w: f(x, w[:-1])),
+        ("bias", lambda f, x, w: f(x, w, w[:-1])),
+        ("eps", lambda f, x, w: f(x, eps=-1.0)),
+        ("gemma", lambda f, x, w: f(x, w, gemma=True)),
+    ],
+    "rms_norm_gated": [
+        ("gate", lambda f, x, w: f(x, x[:1], w)),
+        ("gate", lambda f, x, w: f(x, x[:, :-1], w)),
+        ("weight", lambda f, x, w: f(x, x, w[None])),
+        ("out_dtype", lambda f, x, w: f(x, x, w, out_dtype="float64")),
+        ("eps", lambda f, x, w: f(x, x, w, eps=-1.0)),
+    ],
+    "l2norm": [
+        ("x", lambda f, x, w: f(x.astype(np.int32))),
+        ("eps", lambda f, x, w: f(x, eps=-1.0)),
+        ("out_dtype", lambda f, x, w: f(x, out_dtype="int8")),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_norms_refuse(name):
+    x, weight = draw((2, 4), "float32", 13), draw((4,), "float32", 14)
+    for argument, call in REFUSED[name]:
+        with pytest.raises(ContractError) as refusal:
+            call(getattr(oracle, name), x, weight)
+        assert (refusal.value.op, refusal.value.argument) == (name, argument)
+
+
+mutations("rms_norm", {
+    "drop the square root": ("nx.sqrt(", "(", "inverse_rms"),
+    "forget eps": ("nx.add(total, nx.const(eps))", "total", "inverse_rms"),
+    "sum sequentially": ("order=TREE", "order=strided_tree(255)", "inverse_rms"),
+    "divide by the count plus one": ("max(value.shape[-1], 1)", "value.shape[-1] + 1", "inverse_rms"),
+    "normalise the unrounded sum": ("total if native else", "total if True else"),
+    "normalise the rounded sum in the native form": ("total if native else nx.load(residual)", "nx.load(residual)"),
+    "round before the weight only": ("nx.load(nx.store(nx.mul(scaled, nx.load(weight)), weight.dtype))",
+                                     "nx.mul(scaled, nx.load(weight))"),
+    "skip the native rounding": ("if native and not gemma", "if False and not gemma"),
+    "Gemma's weight without one": ("nx.const(1)) if gemma", "nx.const(0)) if gemma"),
+    "send Gemma to the CUDA op": ("(gemma or weight.dtype != x.dtype)", "weight.dtype != x.dtype"),
+    "return the old residual": ("residual = nx.store(total, residual.dtype)", "residual = residual.copy()"),
+})  # fmt: skip
+
+
+GATED = [
+    case(rows=(48,), D=128, x="bfloat16", out="bfloat16"),
+    case(rows=(96,), D=128, x="float32", out="bfloat16", sigmoid=True),
+    case(rows=(3, 16), D=128, x="float32", out="float32"),
+    case(rows=(5, 2), D=130, x="bfloat16", out="float32", sigmoid=True),
+    case(rows=(4,), D=8, x="float32", out="float32"),
+]
+
+
+@checks("rms_norm_gated", cases=GATED)
+def test_rms_norm_gated_against_scalar_loop(case):
+    x, weight = draw((*case.rows, case.D), case.x, 20), draw((case.D,), "float32", 21)
+    padded = draw((*case.rows[:-1], case.rows[-1] + 3, case.D), case.x, 22, scale=3)
+    gate = padded[..., : case.rows[-1], :]
+    found = oracle.rms_norm_gated(x, gate, weight, eps=1e-5, sigmoid_gate="sigmoid" in case, out_dtype=case.out)
+    want = []
+    for row, z_row in zip(x.reshape(-1, case.D), np.ascontiguousarray(gate).reshape(-1, case.D)):
+        v, z = floats(row), floats(z_row)
+        rms = math.sqrt(math.fsum(t * t for t in v) / case.D + 1e-5)
+        for i, w in enumerate(floats(weight)):
+            want.append(v[i] / rms * w / (1 + math.exp(-z[i])) * (1 if "sigmoid" in case else z[i]))
+    assert_bytes(found, stored(want, x, case.out))
+
+
+@checks("rms_norm_gated")
+def test_rms_norm_gated_mirror_takes_the_products_in_order():
+    x, gate, weight = draw((3, 130), "float32", 23), draw((3, 130), "float32", 24), draw((130,), "float32", 25)
+    act = MIRROR_SILU(gate)
+    want = [[v * f32_inverse_rms(row, 1e-6) * w * a for v, w, a in zip(row, weight, acts)] for row, acts in zip(x, act)]
+    assert_bytes(oracle.rms_norm_gated.mirror(x, gate, weight), np.array(want, F32))
+
+
+def MIRROR_SILU(gate):
+    """silu in the mirror's arithmetic, out of the op that is only that: up = 1."""
+    return oracle.moe_silu_mul.mirror(gate, np.ones_like(gate))
+
+
+@checks("rms_norm_gated")
+def test_rms_norm_gated_of_special_gates():
+    x, weight = np.ones((1, 4), F32), np.ones(4, F32)
+    gate = F32([[-np.inf, np.inf, np.nan, 0]])
+    silu, sigmoid = (oracle.rms_norm_gated(x, gate, weight, sigmoid_gate=flag)[0] for flag in (False, True))
+    assert np.isnan(silu[[0, 2]]).all() and silu[1] == np.inf and silu[3] == 0
+    assert sigmoid[0] == 0 and np.isnan(sigmoid[2]) and abs(sigmoid[1] - 1) < 1e-6 and abs(sigmoid[3] - 0.5) < 1e-6
+
+
+mutations("rms_norm_gated", {
+    "forget the weight": (", nx.load(weight))", ", nx.const(1))"),
+    "SiLU for the sigmoid": ("nx.sigmoid(z) if sigmoid_gate", "nx.silu(z) if sigmoid_gate"),
+    "norm after the gate": ("value, z = nx.load(x), nx.load(gate)",
+                            "value, z = nx.mul(nx.load(x), nx.silu(nx.load(gate))), nx.load(gate)"),
+    "apply the gate before the weight": ("nx.mul(nx.mul(value, inverse_rms(nx, value, eps)), nx.load(weight))",
+                                         "nx.mul(nx.mul(value, nx.load(weight)), inverse_rms(nx, value, eps))"),
+    "keep x's dtype": ("out_dtype or x.dtype", "x.dtype"),
+    "sum instead of mean": ("inverse_rms(nx, value, eps)", "inverse_rms(nx, value, eps, mean=False)"),
+})  # fmt: skip
+
+
+@checks("l2norm", cases=[case(shape=s, x=k) for s in ((3, 7), (2, 16, 128), (4, 300)) for k in ("float32", "bfloat16")])
+def test_l2norm_against_scalar_loop(case):
+    x = draw(case.shape, case.x, 30)
+    want, mirror = [], []
+    for row in x.reshape(-1, case.shape[-1]):
+        norm = math.sqrt(math.fsum(float(v) ** 2 for v in row) + 1e-6)
+        want += [float(v) / norm for v in row]
+        row32 = row.astype(F32)
+        mirror += [v * f32_inverse_rms(row32, 1e-6, mean=False) for v in row32]
+    assert_bytes(oracle.l2norm(x), stored(want, x))
+    assert_bytes(oracle.l2norm(x, out_dtype="float32"), stored(want, x, "float32"))
+    assert_bytes(oracle.l2norm.mirror(x), stored(mirror, x))
+
+
+@checks("l2norm")
+def test_l2norm_of_special_rows():
+    huge = F32([[3e38, 3e38], [0, 0], [np.nan, 1]])
+    truth, mirror = oracle.l2norm(huge), oracle.l2norm.mirror(huge)
+    assert_within(truth[0], np.full(2, 2**-0.5), 1e-6)
+    assert not mirror[:2].any() and not truth[1].any()
+    assert np.isnan(truth[2]).all() and np.isnan(mirror[2]).all()
+    assert oracle.l2norm(np.zeros((0, 5), F32)).shape == (0, 5) and oracle.l2norm(np.zeros((5, 0), F32)).shape == (5, 0)
+
+
+mutations("l2norm", {
+    "mean instead of sum": ("mean=False", "mean=True"),
+    "drop the square root": ("nx.sqrt(", "(", "inverse_rms"),
+    "forget eps": ("nx.add(total, nx.const(eps))", "total", "inverse_rms"),
+    "keep x's dtype": ("out_dtype or x.dtype", "x.dtype"),
+})  # fmt: skip
+
+
+LAYER = [
+    case(T=3, D=D, x=x, weight=weight, bias=bias)
+    for D, x in ((1, "float32"), (7, "float32"), (768, "bfloat16"), (1280, "bfloat16"))
+    for weight, bias in ((None, None), ("float32", "bfloat16"), ("bfloat16", None))
+]
+
+
+@checks("layer_norm", cases=LAYER)
+def test_layer_norm_against_scalar_loop(case):
+    x = draw((case.T, case.D), case.x, 40) + 3
+    x = x.astype(draw((1,), case.x, 0).dtype)
+    weight, bias = (
+        draw((case.D,), kind, seed) if kind else None for kind, seed in ((case.weight, 41), (case.bias, 42))
+    )
+    want = []
+    for row in x:
+        v = floats(row)
+        mean = math.fsum(v) / len(v)
+        deviation = math.sqrt(math.fsum((t - mean) ** 2 for t in v) / len(v) + 1e-5)
+        for i, t in enumerate(v):
+            y = (t - mean) / deviation * (1.0 if weight is None else float(weight[i]))
+            want.append(y if bias is None else y + float(bias[i]))
+    assert_bytes(oracle.layer_norm(x, weight, bias), stored(want, x))
+
+
+@checks("layer_norm")
+def test_layer_norm_mirror_is_the_declared_float32_sequence():
+    x, weight, bias = draw((2, 300), "float32", 43) + F32(5), draw((300,), "float32", 44), draw((300,), "float32", 45)
+    want = []
+    for row in x:
+        mean = tree256(row) / F32(300)
+        centred = [v - mean for v in row]
+        want.append([v * f32_inverse_rms(centred, 1e-5) * w + b for v, w, b in zip(centred, weight, bias)])
+    assert_bytes(oracle.layer_norm.mirror(x, weight, bias), np.array(want, F32))
+
+
+@checks("layer_norm")
+def test_layer_norm_of_special_rows():
+    rows = F32([[5, 5, 5], [1, np.nan, 2], [1, np.inf, 2]])
+    out = oracle.layer_norm(rows, bias=F32([1, 2, 3]))
+    assert_bytes(out[0], F32([1, 2, 3]))
+    assert np.isnan(out[1:]).all()
+    assert oracle.layer_norm(np.zeros((0, 3), F32)).shape == (0, 3)
+
+
+@checks("layer_norm")
+@QUICK
+@given(st.integers(2, 40), st.integers(-64, 64))
+def test_layer_norm_ignores_a_shift(D, shift):
+    """Small integers shift exactly, and so does every step of the op in float64."""
+    x = np.random.Generator(np.random.PCG64(D)).integers(-50, 50, (2, D)).astype(F32)
+    assert_within(oracle.layer_norm(x + F32(shift)), oracle.layer_norm(x).astype(float), 2.0**-22)
+
+
+mutations("layer_norm", {
+    "unbiased variance": ("inverse_rms(nx, centred, eps)",
+                          "inverse_rms(nx, nx.mul(centred, (x.shape[-1] / max(x.shape[-1] - 1, 1)) ** 0.5), eps)"),
+    "variance about zero": ("inverse_rms(nx, centred, eps)", "inverse_rms(nx, value, eps)"),
+    "forget the mean": ("nx.sub(value, mean[..., None])", "value"),
+    "bias before the weight": ("out = nx.mul(out, nx.load(weight))",
+                               "out = nx.mul(out if bias is None else nx.add(out, nx.load(bias)), nx.load(weight))"),
+    "sum sequentially": ("nx.sum(value, order=TREE)", "nx.sum(value)"),
+})  # fmt: skip
