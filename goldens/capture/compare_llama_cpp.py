@@ -3,7 +3,7 @@
 Runs where llama-cpp-python is installed:
 
     python goldens/capture/compare_llama_cpp.py prompts MODEL.gguf OUT.json       # six texts with their ids
-    python goldens/capture/compare_llama_cpp.py compare MODEL.gguf GOLDEN.json    # where its greedy stream leaves vLLM's
+    python goldens/capture/compare_llama_cpp.py compare MODEL.gguf GOLDEN.json    # where its arg-max leaves vLLM's
 """
 
 from __future__ import annotations
