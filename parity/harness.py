@@ -85,7 +85,10 @@ def checks(*ops: str, cases: Sequence | None = None) -> Callable[[Callable], Cal
 
 
 def mutations(op: str, wrongs: Mapping[str, tuple[str, ...]]) -> None:
-    """Register mutations of an op: name -> (old text, new text[, function of the op's module that holds it])."""
+    """Register mutations of an op: name -> (old text, new text[, function that holds it]).
+
+    The function is one of the op's module, or "module.function" for a helper module beside it.
+    """
     for name, wrong in wrongs.items():
         MUTATIONS.setdefault(op, {})[name] = Mutation(op, name, *wrong)
 
@@ -103,7 +106,9 @@ def planted(mutation: Mutation) -> Iterator[None]:
     """Run with the mutation in place; ValueError if its text does not stand exactly once where it should."""
     found = lookup(mutation.op)
     module = sys.modules[found.body.__module__]
-    name = mutation.function or found.body.__name__
+    home, _, name = (mutation.function or found.body.__name__).rpartition(".")
+    if home:
+        module = importlib.import_module(f"{module.__package__}.{home}")
     mutant = _compile(module, name, mutation)
     if mutation.function is None:
         with found.replaced(mutant):
