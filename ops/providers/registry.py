@@ -133,9 +133,7 @@ class Registry(Selection):
             device = Device(device)
             ops = [op for op, on in self._slots if on is Device.CPU]
             lacking = [op for op in ops if not self._first(op, device, None, native(self._providers(op, device)))]
-            added = sum(self._install_tiers(op, device, None, [REFERENCE_TIER]) for op in lacking)
-            self._invalidate()
-            return added
+            return sum(self._install_tiers(op, device, None, [REFERENCE_TIER]) for op in lacking)
 
     def _change(self, change: Callable) -> object:
         with self._lock:

@@ -82,10 +82,11 @@ class Selection:
             provider = resolved[key]
             if provider is None:
                 raise ProviderError(op, device, f"no kernel for op {op} on device {device}", self._exist(op))
+            stats = self._slot(op, device).stats
             if names is None:
-                self._slot(op, device).stats.last_selected = provider.name
+                stats.last_selected = provider.name
             if self._counting:
-                self._slot(op, device).stats.selections += 1
+                stats.selections += 1
                 if self._verbose:
                     self._say(("selected", op, device), f"{provider.name} selected")
             else:
@@ -172,10 +173,13 @@ class Selection:
         return len(slot.providers) - before
 
     def _slot(self, op: str, device: str) -> Slot:
-        return self._slots.setdefault((op, Device(device)), Slot())
+        slot = self._slots.get((op, device))
+        return self._slots.setdefault((op, Device(device)), Slot()) if slot is None else slot
 
     def _known(self, op: object, device: object) -> bool:
-        return isinstance(op, str) and device in tuple(Device) and (self.known_ops is None or self.known_ops(op))
+        if not isinstance(op, str) or not isinstance(device, str) or device not in self._caps:
+            return False
+        return self.known_ops is None or self.known_ops(op)
 
     def _check(self, op: str, device: str) -> None:
         if not self._known(op, device):
