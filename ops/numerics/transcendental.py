@@ -1,21 +1,251 @@
-"""The transcendental functions of `MIRROR`, in float32."""
+"""The transcendental functions of `MIRROR`: float32 add, multiply, fma, divide and integer steps, nothing else.
+
+`device/cuda/vt_math.cuh` has the same steps in the same order and the same constants, so that a kernel compiled with
+`-fmad=false` gives the same bytes (NaN payloads aside). Every function is within 1 ulp of the exact value over all of
+float32, gradual underflow included; `parity/numerics_proof.json` holds the exhaustive proof. A name with a trailing
+`_lo` is the low part of an unevaluated sum of two float32.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+
 import numpy as np
 
-from . import double
+from . import coefficients as c
+from .fma import fma_f32 as fma
+from .fma import single
+
+_BLOCK = 1 << 13
+_F = np.float32
+_MAGIC = _F(12582912.0)  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits
+_MAGIC_BITS = np.int32(0x4B400000)
+_SQRT_HALF_BITS = np.int32(0x3F3504F3)
+_NAN, _INF, _0, _1 = _F(np.nan), _F(np.inf), _F(0), _F(1)
 
 
-def _rounded(function):
-    def call(x: np.ndarray) -> np.ndarray:
+def _elementwise(compute: Callable) -> Callable:
+    """compute() on flat blocks that stay in cache, for float32 input of any shape."""
+
+    @wraps(compute)
+    def call(x) -> np.ndarray:
+        x = np.asarray(single(x))
+        flat, out = np.ascontiguousarray(x).reshape(-1), np.empty(x.size, np.float32)
         with np.errstate(all="ignore"):
-            return np.asarray(function(np.asarray(x, np.float64))).astype(np.float32)
+            for start in range(0, flat.size, _BLOCK):
+                out[start : start + _BLOCK] = compute(flat[start : start + _BLOCK])
+        return out.reshape(x.shape)
 
-    call.__doc__ = function.__doc__
     return call
 
 
-exp, log, log1p, tanh = (_rounded(f) for f in (double.exp, double.log, double.log1p, double.tanh))
-sigmoid, silu, softplus = (_rounded(f) for f in (double.sigmoid, double.silu, double.softplus))
-erf, gelu_tanh, gelu_erf = (_rounded(f) for f in (double.erf, double.gelu_tanh, double.gelu_erf))
+def _horner(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
+    total = fma(coefficients[-1], x, coefficients[-2])
+    for value in coefficients[-3::-1]:
+        total = fma(total, x, value)
+    return total
+
+
+def _clip(x: np.ndarray, low: float, high: float) -> np.ndarray:
+    """x within [low, high]; NaN stays."""
+    x = np.where(x < _F(low), _F(low), x)
+    return np.where(x > _F(high), _F(high), x)
+
+
+def _power(k: np.ndarray) -> np.ndarray:
+    """2**k for -127 < k < 128."""
+    return ((k + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+def _scale(x: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """x * 2**(t - MAGIC), rounded once: the first of the two factors is exact for x near 1."""
+    k = t.view(np.int32) - _MAGIC_BITS
+    half = k >> np.int32(1)
+    return x * _power(half) * _power(k - half)
+
+
+def _exp_parts(x: np.ndarray, x_lo) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """e**(x + x_lo) = (p + p_lo) * 2**(t - MAGIC), |x| <= 120: x = n ln2 + r; 1 + r + r^2 p(r), |r| <= ln2/2."""
+    t = fma(x, c.LOG2E, _MAGIC)
+    n = t - _MAGIC
+    whole = fma(n, -c.LN2_HI, x)
+    r = fma(n, -c.LN2_LO, whole)
+    r_lo = fma(n, -c.LN2_LO, whole - r) + x_lo
+    q = (r * r) * _horner(c.EXP, r)
+    one = _1 + r
+    p = one + q
+    p_lo = fma(r_lo, p, (r - (one - _1)) + (q - (p - one)))
+    return p, p_lo, t
+
+
+@_elementwise
+def exp(x: np.ndarray) -> np.ndarray:
+    """e**x."""
+    p, p_lo, t = _exp_parts(_clip(x, -104, 89), _0)
+    return _scale(p + p_lo, t)
+
+
+def _log_parts(f: np.ndarray, f_lo: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """k ln2 + log(1 + f + f_lo) as a sum of two float32, -0.293 <= f < 0.5: f - f^2/2 + f^3 p(f)."""
+    big = k * c.LN2_HI
+    line = big + f
+    square = f * f
+    half = _F(0.5) * square
+    s = line - half
+    low = fma(square, f * _horner(c.LOG, f), k * c.LN2_LO)
+    low = fma(_F(-0.5), fma(f, f, -square), low)
+    low = fma(f_lo, fma(f, f - _1, _1), low)
+    return s, (f - (line - big)) + (((line - s) - half) + low)
+
+
+def _log_of(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """y, or what log makes of `at` = the argument where it is no positive number."""
+    y = np.where(at < _INF, y, at)
+    return np.where(at > _0, y, np.where(at == _0, -_INF, _NAN))
+
+
+@_elementwise
+def log(x: np.ndarray) -> np.ndarray:
+    """ln x. x = 2**k (1 + f), 1 + f in [sqrt(1/2), sqrt(2))."""
+    tiny = x < _F(2.0**-126)
+    bits = np.where(tiny, x * _F(2.0**23), x).view(np.int32)
+    k = (bits - _SQRT_HALF_BITS) >> np.int32(23)
+    f = (bits - (k << np.int32(23))).view(np.float32) - _1
+    s, s_lo = _log_parts(f, _0, k.astype(np.float32) - np.where(tiny, _F(23), _0))
+    return _log_of(x, s + s_lo, x)
+
+
+@_elementwise
+def log1p(x: np.ndarray) -> np.ndarray:
+    """ln(1 + x), with the rounding error of 1 + x carried along."""
+    u = _1 + x
+    lost = np.where(np.abs(x) < _1, x - (u - _1), _1 - (u - x))
+    bits = u.view(np.int32)
+    k = (bits - _SQRT_HALF_BITS) >> np.int32(23)
+    f = (bits - (k << np.int32(23))).view(np.float32) - _1
+    f_lo = lost * _power(-np.minimum(k, np.int32(126)))
+    near = k == 0
+    s, s_lo = _log_parts(np.where(near, x, f), np.where(near, _0, f_lo), k.astype(np.float32))
+    return np.where(x == _0, x, _log_of(x, s + s_lo, u))
+
+
+def _sigmoid_parts(x: np.ndarray, x_lo) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """1 / (1 + e**-(x + x_lo)) = (q + q_lo) * 2**(t - MAGIC), |x| <= 120; one division and a residual."""
+    negative = x < _0
+    p, p_lo, t = _exp_parts(np.where(negative, x, -x), np.where(negative, x_lo, -x_lo))
+    e = _scale(p, t)
+    d = _1 + e
+    d_lo = (e - (d - _1)) + _scale(p_lo, t)
+    inverse = _1 / d
+    top, top_lo = np.where(negative, p, _1), np.where(negative, p_lo, _0)
+    q = top * inverse
+    rest = fma(-q, d_lo, fma(-q, d, top)) + top_lo
+    return q, rest * inverse, np.where(negative, t, _MAGIC)
+
+
+def _gated(x: np.ndarray, w: np.ndarray, w_lo: np.ndarray, t: np.ndarray, limit: float) -> np.ndarray:
+    """x * (w + w_lo) * 2**(t - MAGIC), rounded once; beyond ±limit x, or zero (NaN at -inf)."""
+    y = _scale(fma(x, w, x * w_lo), t)
+    y = np.where(x > _F(limit), x, y)
+    y = np.where(x < _F(-limit), x * _0, y)
+    return np.where(x == _0, x, y)
+
+
+@_elementwise
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + e**-x)."""
+    q, q_lo, t = _sigmoid_parts(_clip(x, -120, 120), _0)
+    return _scale(q + q_lo, t)
+
+
+@_elementwise
+def silu(x: np.ndarray) -> np.ndarray:
+    """x / (1 + e**-x); NaN at -inf."""
+    return _gated(x, *_sigmoid_parts(_clip(x, -120, 120), _0), 120)
+
+
+@_elementwise
+def tanh(x: np.ndarray) -> np.ndarray:
+    """tanh x: x + x^3 p(x^2) under 0.55, 1 - 2 / (e**2|x| + 1) above."""
+    a = np.abs(x)
+    z = a * a
+    near = fma(a, z * _horner(c.TANH, z), a)
+    q, q_lo, t = _sigmoid_parts(_clip(_F(-2) * a, -40, 0), _0)
+    less = _F(2) * _scale(q, t)
+    rest = _1 - less
+    far = rest + (((_1 - rest) - less) - _F(2) * _scale(q_lo, t))
+    return np.copysign(np.where(a < _F(0.55), near, far), x)
+
+
+@_elementwise
+def softplus(x: np.ndarray) -> np.ndarray:
+    """log(1 + e**x) = max(x, 0) + log1p(e**-|x|)."""
+    p, p_lo, t = _exp_parts(_clip(-np.abs(x), -120, 0), _0)
+    e, e_lo = _scale(p, t), _scale(p_lo, t)
+    half = e >= _F(0.5)
+    f, f_lo = np.where(half, _F(0.5) * (e - _1), e), np.where(half, _F(0.5) * e_lo, e_lo)
+    s, s_lo = _log_parts(f, f_lo, np.where(half, _1, _0))
+    floor = np.where(x > _0, x, _0)
+    y = floor + s
+    back = y - floor
+    y = y + (((floor - (y - back)) + (s - back)) + s_lo)
+    y = np.where(x < _F(-18), _scale(p + p_lo, t), y)
+    y = np.where(x > _F(120), x, y)
+    return np.where(x == x, y, x)
+
+
+@_elementwise
+def erf(x: np.ndarray) -> np.ndarray:
+    """erf x: x + x p(x^2) under 0.875, 1 - exp(-p(|x|)) above."""
+    a = np.abs(x)
+    near = fma(a, _horner(c.ERF, a * a), a)
+    b = _clip(a, 0.875, 4)
+    slope = _horner(c.ERFC[1:], b)
+    y = -(b * slope)
+    p, p_lo, t = _exp_parts(y, -fma(b, slope, y) - c.ERFC[0])
+    less = _scale(p, t)
+    rest = _1 - less
+    far = rest + (((_1 - rest) - less) - _scale(p_lo, t))
+    return np.copysign(np.where(a < _F(0.875), near, far), x)
+
+
+@_elementwise
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    """x/2 * (1 + tanh u) = x * sigmoid(2u), 2u = sqrt(8/pi) * (x + 0.044715 x^3), evaluated to twice float32."""
+    a = _clip(x, -11, 11)
+    z = a * a
+    z_lo = fma(a, a, -z)
+    cubic = c.GELU3_HI * z
+    cubic_lo = fma(c.GELU3_HI, z, -cubic) + fma(c.GELU3_HI, z_lo, c.GELU3_LO * z)
+    slope = c.GELU1_HI + cubic
+    back = slope - c.GELU1_HI
+    slope_lo = ((c.GELU1_HI - (slope - back)) + (cubic - back)) + (cubic_lo + c.GELU1_LO)
+    u = a * slope
+    u_lo = fma(a, slope, -u) + a * slope_lo
+    return _gated(x, *_sigmoid_parts(u, u_lo), 11)
+
+
+@_elementwise
+def gelu_erf(x: np.ndarray) -> np.ndarray:
+    """x/2 * (1 + erf(x/sqrt(2))) = x * Phi(x), Phi(-a) = exp(-a^2/2) * M(a), M by a table of polynomials."""
+    a = _clip(np.abs(x), 0, 14.75)
+    at = (a * _F(2)).astype(np.int32) if not np.isnan(a).any() else np.nan_to_num(a * _F(2)).astype(np.int32)
+    table = c.MILLS[at].T
+    d = a - (at.astype(np.float32) * _F(0.5) + _F(0.25))
+    bend = table[6]
+    for power in (5, 4, 3, 2, 1):
+        bend = fma(bend, d, table[power])
+    bend = bend * d
+    m = table[0] + bend
+    m_lo = (bend - (m - table[0])) + table[7]
+    z = a * a
+    p, p_lo, t = _exp_parts(_F(-0.5) * z, _F(-0.5) * fma(a, a, -z))
+    tail = p * m
+    tail_lo = fma(p, m, -tail) + fma(p, m_lo, p_lo * m)
+    less = _scale(tail, t)
+    rest = _1 - less
+    rest_lo = ((_1 - rest) - less) - _scale(tail_lo, t)
+    negative = x < _0
+    w, w_lo = np.where(negative, tail, rest), np.where(negative, tail_lo, rest_lo)
+    return _gated(x, w, w_lo, np.where(negative, t, _MAGIC), 14.75)
