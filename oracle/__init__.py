@@ -9,25 +9,12 @@ from __future__ import annotations
 from .activation import gelu_and_mul, moe_silu_mul, relu, silu_and_mul, silu_and_mul_clamp, soft_cap
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
-from .kv_cache import (
-    copy_blocks,
-    cp_gather_cache,
-    reshape_and_cache,
-    reshape_and_cache_xpacked,
-    swap_blocks,
-    swap_blocks_batch,
-)
+from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
+from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
 from .matmul import batched_matmul, matmul, matmul_bt
 from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
-from .rope import (
-    attn_qk_norm_rope_gate,
-    fused_qk_norm_rope,
-    rope_and_cache,
-    rope_build_cache,
-    rope_cos_sin_cache,
-    rope_from_cache,
-    rope_neox,
-)
+from .rope import rope_build_cache, rope_cos_sin_cache, rope_from_cache, rope_neox
+from .rope_fused import attn_qk_norm_rope_gate, fused_qk_norm_rope, rope_and_cache
 from .splits import attn_gate_split, gdn_conv_split, qkv_split
 
 __all__ = [

@@ -1,53 +1,49 @@
-"""Rotary position embeddings: frequencies, caches, rotations, and the fusions with QK norm and the paged cache."""
+"""Rotary position embeddings: the caches of every frequency family, and the rotation of q and k."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
-
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, Value, refuse
 from vtlab.ops.dtypes import IDS
 from vtlab.ops.dtypes import dtype as storage
-from vtlab.ops.numerics import round_to, strided_tree
+from vtlab.ops.numerics import round_to
 from vtlab.ops.table import op
 
-from . import kv_cache, rope_frequencies
+from . import rope_frequencies
 from .rope_rotation import (
     cache_is_float32_or_matches,
     cos_sin_rows,
-    pairs,
     positions_in_table,
     positions_match_sections,
     rotary_lanes_fit,
     rotate,
-    rotated,
 )
 
-_ROW = "KERNEL-ROPE-QKNORM"
-_TREE = strided_tree(256)
-_ROTATED = ("q, k = round(x*cos - y*sin), round(y*cos + x*sin)",)
+ROW = "KERNEL-ROPE-QKNORM"
+ROTATED = ("q, k = round(x*cos - y*sin), round(y*cos + x*sin)",)
 _ANGLES = "cos, sin = float32(cos(a)), float32(sin(a)) of the float64 angle a = position * inv_freq"
 # Two roundings of |x cos| + |y sin| <= hypot of the rotated pair <= sqrt(2) * the row's largest value: 2 sqrt(2) < 3.
-_ROTATION = Bound("3", scale="row", why="one rounding of each product and one of the sum, over a pair inside the row")
-# The norm's relative error (half of the sum's, and five more operations) passes through the rotation as well.
-_NORM_ROTATION = Bound("1.5 * ((D/256 + 10) / 2 + 8)", scale="row", why="the norm's error, then the rotation's")
-_NAN = "NaN and infinity spoil both lanes of their pair, also at position 0 (inf * 0); other lanes keep their bytes"
+ROTATION = Bound("3", scale="row", why="one rounding of each product and one of the sum, over a pair inside the row")
+NAN = "NaN and infinity spoil both lanes of their pair, also at position 0 (inf * 0); other lanes keep their bytes"
 
 
-def _draw_positions(rng, axes):
+def draw_positions(rng, axes):
     shape = (*axes.get("...", ()), axes["T"])
     return rng.integers(0, axes.get("P", 4096), shape)
 
 
-def _draw_table(rng, axes):
+def draw_table(rng, axes):
     angle = rng.uniform(0, 2 * np.pi, (axes.get("P", axes["T"]), axes["rotary_dim"] // 2))
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=-1)
 
 
-_POSITIONS = Tensor("T", dtypes=IDS, values=_draw_positions)
-_TABLE = Tensor("P rotary_dim", values=_draw_table)
-_LLAMA3 = Value("a mapping with factor, low_freq_factor, high_freq_factor, original_max_position_embeddings", optional=True)
+POSITIONS = Tensor("T", dtypes=IDS, values=draw_positions)
+TABLE = Tensor("P rotary_dim", values=draw_table)
+_LLAMA3 = Value(
+    "a mapping with factor, low_freq_factor, high_freq_factor, original_max_position_embeddings", optional=True
+)
 _LLAMA3_8B = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -83,7 +79,7 @@ def _token_cos_sin(positions, base, rotary_dim, llama3):
 
 
 @op(
-    row=_ROW,
+    row=ROW,
     args={
         "rope_parameters": Value("a mapping with the keys of Hugging Face's rope_parameters", example={}),
         "head_size": Scalar(int, minimum=2, example=64),
@@ -100,7 +96,7 @@ def _token_cos_sin(positions, base, rotary_dim, llama3):
     mirror=Bound(ulps=0, why="a host table: float64 or the declared float32 roundings in both arithmetics"),
     nan="none: no tensor goes in",
     layout="row t is [cos of all pairs | sin of all pairs]",
-    upstream="vllm/model_executor/layers/rotary_embedding: get_rope(...).cos_sin_cache; emulate='f32' follows its roundings",
+    upstream="vllm/model_executor/layers/rotary_embedding: get_rope(...).cos_sin_cache, rounded as emulate='f32'",
     requires=(_parameters_make_a_table,),
     examples=(
         {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}, "head_size": 128, "max_position": 33},
@@ -142,9 +138,9 @@ def rope_build_cache(nx, rope_parameters, *, head_size, max_position, dtype="flo
 
 
 @op(
-    row=_ROW,
+    row=ROW,
     args={
-        "positions": _POSITIONS,
+        "positions": POSITIONS,
         "base": Scalar(above=0, example=10000.0),
         "rotary_dim": Scalar(int, minimum=2, axis="rotary_dim"),
         "llama3": _LLAMA3,
@@ -156,7 +152,10 @@ def rope_build_cache(nx, rope_parameters, *, head_size, max_position, dtype="flo
     nan="none: positions are integers",
     upstream="vt:: op; in vLLM the cache of rotary_embedding/base.py, in float32 throughout",
     requires=(_rotary_dim_is_even, positions_in_table, _llama3_is_complete),
-    examples=({"T": 5, "rotary_dim": 64}, {"T": 3, "rotary_dim": 2, "base": 5e5, "llama3": _LLAMA3_8B, "positions": "int64"}),
+    examples=(
+        {"T": 5, "rotary_dim": 64},
+        {"T": 3, "rotary_dim": 2, "base": 5e5, "llama3": _LLAMA3_8B, "positions": "int64"},
+    ),
 )
 def rope_cos_sin_cache(nx, positions, *, base, rotary_dim, llama3=None):
     """cos_sin[t] = [cos(positions[t] * base^(-2i/rotary_dim)) | sin(the same)], the rows that one step needs.
@@ -170,20 +169,20 @@ def rope_cos_sin_cache(nx, positions, *, base, rotary_dim, llama3=None):
 
 
 @op(
-    row=_ROW,
+    row=ROW,
     args={
         "q": Tensor("T Hq D", layout="strided"),
         "k": Tensor("T Hk D", like="q", layout="strided"),
-        "positions": _POSITIONS,
+        "positions": POSITIONS,
         "base": Scalar(above=0, example=10000.0),
         "rotary_dim": Scalar(int, minimum=2, axis="rotary_dim"),
         "llama3": _LLAMA3,
     },
     returns={"q": Tensor("T Hq D", like="q"), "k": Tensor("T Hk D", like="k")},
-    rounding=(_ANGLES, *_ROTATED),
+    rounding=(_ANGLES, *ROTATED),
     parity=Parity("bytes"),
-    mirror=_ROTATION,
-    nan=_NAN,
+    mirror=ROTATION,
+    nan=NAN,
     upstream="vt:: op; vLLM has float32 caches instead, 1e-7 * position away",
     requires=(rotary_lanes_fit, positions_in_table, _llama3_is_complete),
     examples=(
@@ -192,7 +191,7 @@ def rope_cos_sin_cache(nx, positions, *, base, rotary_dim, llama3=None):
     ),
 )
 def rope_neox(nx, q, k, positions, *, base, rotary_dim, llama3=None):
-    """(x, y) -> (x cos a - y sin a, y cos a + x sin a), a = position * base^(-2i/rotary_dim), pair i = lanes i, half + i.
+    """(x, y) -> (x cos a - y sin a, y cos a + x sin a), a = position * base^(-2i/rotary_dim), for lanes i and half + i.
 
     Shapes: q [T, Hq, D], k [T, Hk, D] of one dtype, unit inner stride; positions [T]; returns new (q, k). Lanes from
     rotary_dim on keep their bytes.
@@ -206,12 +205,12 @@ def rope_neox(nx, q, k, positions, *, base, rotary_dim, llama3=None):
 
 
 @op(
-    row=_ROW,
+    row=ROW,
     args={
         "q": Tensor("T Hq D", layout="strided"),
         "k": Tensor("T Hk D", like="q", optional=True, layout="strided"),
-        "positions": Tensor("... T", dtypes=IDS, values=_draw_positions),
-        "cos_sin_cache": _TABLE,
+        "positions": Tensor("... T", dtypes=IDS, values=draw_positions),
+        "cos_sin_cache": TABLE,
         "is_neox": Flag(),
         "mrope_section": Value("three counts of pairs for time, height and width", optional=True),
         "mrope_interleaved": Flag(),
@@ -221,21 +220,23 @@ def rope_neox(nx, q, k, positions, *, base, rotary_dim, llama3=None):
     },
     returns={"q": Tensor("T Hq D", like="q"), "k": Tensor("T Hk D", like="k", optional=True)},
     rounding={
-        "vt": _ROTATED,
-        "vllm_native": ("each of the four products to the wider of q's and the cache's dtype", *_ROTATED),
+        "vt": ROTATED,
+        "vllm_native": ("each of the four products to the wider of q's and the cache's dtype", *ROTATED),
     },
     parity=Parity("bytes"),
-    mirror=_ROTATION,
-    nan=_NAN,
+    mirror=ROTATION,
+    nan=NAN,
     upstream="torch.ops._C.rotary_embedding rounds as vt; forward_native of rotary_embedding/{base,mrope,"
     "deepseek_scaling_rope,phi3_long_rope_scaled_rope}.py as vllm_native",
     requires=(rotary_lanes_fit, cache_is_float32_or_matches, positions_match_sections, positions_in_table),
     examples=(
         {"T": 3, "Hq": 4, "Hk": 2, "D": 64, "P": 50, "rotary_dim": 64, "k": "float32"},
-        {"T": 2, "Hq": 3, "Hk": 1, "D": 80, "P": 9, "rotary_dim": 20, "q": "bfloat16", "k": "bfloat16", "is_neox": False},
+        {"T": 2, "Hq": 3, "Hk": 1, "D": 80, "P": 9, "rotary_dim": 20, "q": "bfloat16", "k": "bfloat16",
+         "is_neox": False},
         {
-            "...": (3,), "T": 4, "Hq": 2, "Hk": 1, "D": 128, "P": 40, "rotary_dim": 64, "q": "bfloat16", "k": "bfloat16",
-            "cos_sin_cache": "bfloat16", "mrope_section": (11, 11, 10), "mrope_interleaved": True, "rounding": "vllm_native",
+            "...": (3,), "T": 4, "Hq": 2, "Hk": 1, "D": 128, "P": 40, "rotary_dim": 64, "q": "bfloat16",
+            "k": "bfloat16", "cos_sin_cache": "bfloat16", "mrope_section": (11, 11, 10), "mrope_interleaved": True,
+            "rounding": "vllm_native",
         },
         {"T": 2, "Hq": 2, "D": 96, "P": 7, "rotary_dim": 32, "q": "bfloat16", "rope_dim_offset": 64, "inverse": True},
     ),
@@ -263,192 +264,3 @@ def rope_from_cache(
     how = {"is_neox": is_neox, "offset": rope_dim_offset, "inverse": inverse, "product_dtype": products}
     rotated_q = rotate(nx, q, cos, sin, **how)
     return rotated_q if k is None else (rotated_q, rotate(nx, k, cos, sin, **how))
-
-
-def _normed(nx, x, weight, eps, gemma):
-    """RMSNorm over the head, not yet rounded."""
-    mean = nx.div(nx.sum(nx.mul(x, x), order=_TREE), nx.const(x.shape[-1]))
-    inv = nx.div(nx.const(1), nx.sqrt(nx.add(mean, nx.const(eps))))
-    weight = nx.load(weight)
-    return nx.mul(nx.mul(x, inv[..., None]), nx.add(weight, nx.const(1)) if gemma else weight)
-
-
-def _rotate_unrounded(nx, x, cos, sin, is_neox, dtype):
-    """Rotate the first lanes of x, which is in compute precision, and round all lanes once to `dtype`."""
-    first, second = pairs(cos.shape[-1], 0, is_neox)
-    ahead, behind = rotated(nx, x[..., first], x[..., second], nx.load(cos)[:, None], nx.load(sin)[:, None])
-    x = x.copy()
-    x[..., first], x[..., second] = ahead, behind
-    return nx.store(x, dtype)
-
-
-def _vllm_inputs_are_half(arguments, axes):
-    """rounding="vllm" for inputs that are not bfloat16 or float16 of one dtype"""
-    kinds = arguments["qgate"].dtype, arguments["kf"].dtype
-    if arguments["rounding"] == "vllm" and (kinds[0] != kinds[1] or kinds[0].itemsize != 2):
-        raise refuse("rounding", f"vllm with {kinds[0]} and {kinds[1]}", "bfloat16 or float16, the same for both")
-
-
-@op(
-    row=_ROW,
-    args={
-        "qgate": Tensor("T Hq*2*D", layout="rows"),
-        "kf": Tensor("T Hk*D", layout="rows"),
-        "q_norm": Tensor("D", dtypes=("float32",)),
-        "k_norm": Tensor("D", dtypes=("float32",)),
-        "cos_sin": Tensor("T rotary_dim", values=_draw_table),
-        "eps": Scalar(minimum=0),
-        "gemma": Flag(),
-        "out_dtype": Choice(("float32", "bfloat16", "float16"), optional=True),
-        "gate_dtype": Choice(("float32", "bfloat16", "float16"), optional=True),
-        "rounding": Choice(("vt", "vllm")),
-    },
-    returns={"q": Tensor("T Hq D"), "k": Tensor("T Hk D"), "gate": Tensor("T Hq D")},
-    rounding={
-        "vt": ("q, k = round(rotation of x * inv * w)", "gate: none, or once to gate_dtype"),
-        "vllm": ("normed = round(x * inv * w)", "q, k = round(rotation of normed)", "gate: as vt"),
-    },
-    order=str(_TREE),
-    parity=Parity("bytes"),
-    mirror=_NORM_ROTATION,
-    nan="a NaN spoils its head of q or k; the gate keeps its bytes",
-    layout="each head's chunk of qgate is D lanes of q, then D lanes of gate",
-    upstream="vllm/model_executor/layers/fused_qk_norm_rope.py: fused_qk_rmsnorm_rope_gate rounds as vllm, and takes "
-    "weights that have their 1 already",
-    requires=(rotary_lanes_fit, _vllm_inputs_are_half),
-    examples=(
-        {"T": 3, "Hq": 2, "Hk": 1, "D": 64, "rotary_dim": 16},
-        {"T": 2, "Hq": 3, "Hk": 2, "D": 40, "rotary_dim": 40, "qgate": "bfloat16", "kf": "bfloat16", "rounding": "vllm"},
-        {"T": 2, "Hq": 1, "Hk": 1, "D": 300, "rotary_dim": 64, "qgate": "bfloat16", "gemma": False, "gate_dtype": "float32"},
-    ),
-)
-def attn_qk_norm_rope_gate(
-    nx, qgate, kf, q_norm, k_norm, cos_sin, *, eps=1e-6, gemma=True, out_dtype=None, gate_dtype=None, rounding="vt"
-):
-    """q, k = rope(rms_norm(x)), gate = the other half of each head's chunk: the front of gated attention, fused.
-
-    Shapes: qgate [T, Hq*2*D], kf [T, Hk*D] (rows may be strided); q_norm, k_norm float32 [D]; cos_sin [T, rotary_dim],
-    one row per token; returns q [T, Hq, D], k [T, Hk, D] in out_dtype (default: qgate's) and gate [T, Hq, D] in
-    gate_dtype (default: out_dtype). NeoX pairs within the first rotary_dim lanes. w = weight + 1 with gemma.
-    Rounding points: "vt" keeps the norm unrounded through the rotation; "vllm" rounds it to the input's dtype first.
-    Errors: ContractError for mismatched shapes, rotary width odd or beyond D, "vllm" on float32.
-    Source: Qwen3-Next's gated attention; vllm/model_executor/layers/fused_qk_norm_rope.py.
-    """
-    tokens, width = qgate.shape[0], q_norm.size
-    out_dtype = qgate.dtype if out_dtype is None else storage(out_dtype)
-    gate_dtype = out_dtype if gate_dtype is None else storage(gate_dtype)
-    half = cos_sin.shape[-1] // 2
-    cos, sin = cos_sin[:, :half], cos_sin[:, half:]
-    chunks = qgate.reshape(tokens, -1, 2 * width)
-
-    def front(x, weight):
-        normed = _normed(nx, nx.load(x), weight, eps, gemma)
-        normed = nx.load(nx.store(normed, x.dtype)) if rounding == "vllm" else normed
-        return _rotate_unrounded(nx, normed, cos, sin, True, out_dtype)
-
-    gate = chunks[..., width:]
-    gate = np.array(gate, order="C") if gate.dtype == gate_dtype else nx.store(nx.load(gate), gate_dtype)
-    return front(chunks[..., :width], q_norm), front(kf.reshape(tokens, -1, width), k_norm), gate
-
-
-@op(
-    row=_ROW,
-    args={
-        "qkv": Tensor("T Hq*D+Hk*D+Hv*D", layout="rows"),
-        "q_weight": Tensor("D"),
-        "k_weight": Tensor("D", like="q_weight"),
-        "cos_sin_cache": _TABLE,
-        "positions": _POSITIONS,
-        "num_heads_q": Scalar(int, minimum=1, axis="Hq"),
-        "num_heads_k": Scalar(int, minimum=1, axis="Hk"),
-        "num_heads_v": Scalar(int, minimum=1, axis="Hv"),
-        "head_dim": Scalar(int, minimum=2, axis="D"),
-        "eps": Scalar(minimum=0),
-        "is_neox": Flag(),
-    },
-    returns={"qkv": Tensor("T Hq*D+Hk*D+Hv*D", like="qkv")},
-    rounding=("q, k = round(rotation of x * inv * w); v is copied",),
-    order=str(_TREE),
-    parity=Parity("bytes"),
-    mirror=Bound("1.5 * ((D/256 + 10) / 2 + 8)", scale=lambda arguments, results: _by_head(arguments, results[0]),
-                 why="the norm's error, then the rotation's, within each head"),
-    nan="a NaN spoils its head of q or k; v keeps its bytes",
-    layout="the heads of q, then of k, then of v",
-    upstream="torch.ops._C.fused_qk_norm_rope (vllm/_custom_ops.py)",
-    requires=(rotary_lanes_fit, cache_is_float32_or_matches, positions_in_table),
-    examples=(
-        {"T": 3, "Hq": 4, "Hk": 2, "Hv": 2, "D": 64, "P": 20, "rotary_dim": 64},
-        {"T": 2, "Hq": 3, "Hk": 1, "Hv": 1, "D": 128, "P": 7, "rotary_dim": 32, "qkv": "bfloat16", "q_weight": "bfloat16",
-         "cos_sin_cache": "bfloat16", "is_neox": False},
-    ),
-)  # fmt: skip
-def fused_qk_norm_rope(
-    nx, qkv, q_weight, k_weight, cos_sin_cache, positions, *, num_heads_q, num_heads_k, num_heads_v, head_dim,
-    eps=1e-6, is_neox=True,
-):  # fmt: skip
-    """q, k = rope(rms_norm(x) * w) within a packed projection, v as it is.
-
-    Shapes: qkv [T, (Hq + Hk + Hv) * D] (rows may be strided), weights [D], cos_sin_cache [P, rotary_dim] in float32 or
-    qkv's dtype, positions [T]; returns the new qkv.
-    Rounding points: one, after the rotation; the norm is not rounded before it.
-    Errors: ContractError for mismatched shapes, positions outside [0, P), rotary width odd or beyond D.
-    Source: vllm/_custom_ops.py: fused_qk_norm_rope.
-    """
-    cos, sin = cos_sin_rows(cos_sin_cache, positions)
-    out = np.array(qkv, order="C")
-    heads = out.reshape(qkv.shape[0], num_heads_q + num_heads_k + num_heads_v, head_dim)
-    for weight, part in ((q_weight, slice(0, num_heads_q)), (k_weight, slice(num_heads_q, num_heads_q + num_heads_k))):
-        normed = _normed(nx, nx.load(heads[:, part]), weight, eps, False)
-        heads[:, part] = _rotate_unrounded(nx, normed, cos, sin, is_neox, qkv.dtype)
-    return out
-
-
-def _by_head(arguments, out):
-    heads = np.abs(out.astype(np.float64)).reshape(len(out), -1, arguments["head_dim"])
-    return np.broadcast_to(heads.max(axis=-1, keepdims=True), heads.shape).reshape(out.shape)
-
-
-_CACHE = Tensor("NB BS Hk D", like="k", layout="strided")
-
-
-@op(
-    row=_ROW,
-    args={
-        "q": Tensor("T Hq D", layout="strided"),
-        "k": Tensor("T Hk D", like="q", layout="strided"),
-        "v": Tensor("T Hk D", like="q", layout="rows"),
-        "positions": _POSITIONS,
-        "cos_sin_cache": _TABLE,
-        "key_cache": _CACHE,
-        "value_cache": _CACHE,
-        "slot_mapping": Tensor("S", dtypes=("int64",), values=kv_cache.draw_slots),
-        "is_neox": Flag(),
-    },
-    returns={"q": Tensor("T Hq D", like="q"), "k": Tensor("T Hk D", like="k")},
-    rounding=(*_ROTATED, "key_cache holds the rounded k"),
-    parity=Parity("bytes"),
-    mirror=_ROTATION,
-    nan=_NAN,
-    mutates=("key_cache", "value_cache"),
-    upstream="vllm/v1/attention/backends/triton_attn.py: do_rope_and_kv_cache_update",
-    requires=(
-        rotary_lanes_fit, cache_is_float32_or_matches, positions_in_table, kv_cache.slots_fit, kv_cache.caches_take_writes
-    ),
-    examples=(
-        {"T": 4, "Hq": 4, "Hk": 2, "D": 64, "P": 20, "rotary_dim": 64, "NB": 3, "BS": 4, "S": 3, "q": "bfloat16"},
-        {"T": 2, "Hq": 1, "Hk": 1, "D": 24, "P": 3, "rotary_dim": 16, "NB": 2, "BS": 1, "S": 2, "is_neox": False},
-    ),
-)  # fmt: skip
-def rope_and_cache(nx, q, k, v, positions, cos_sin_cache, key_cache, value_cache, slot_mapping, *, is_neox=True):
-    """q, k = rope_from_cache(q, k); then reshape_and_cache(k, v): rotation and paged write in one pass.
-
-    Shapes: q [T, Hq, D], k and v [T, Hk, D], positions [T], cos_sin_cache [P, rotary_dim], caches [NB, BS, Hk, D]
-    (any strides but the last), slot_mapping int64 [S], S <= T: tokens from S on are rotated and not stored. Returns
-    the new (q, k); key_cache and value_cache are written in place.
-    Rounding points: those of rope_from_cache; the cache gets the rounded k and the bytes of v.
-    Errors: those of rope_from_cache and reshape_and_cache, raised before anything is written.
-    Source: vllm/v1/attention/backends/triton_attn.py: do_rope_and_kv_cache_update.
-    """
-    q, k = rope_from_cache.body(nx, q, k, positions, cos_sin_cache, is_neox=is_neox)
-    kv_cache.reshape_and_cache.body(nx, k, v, key_cache, value_cache, slot_mapping)
-    return q, k

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-
 from vtlab.ops.contract import refuse
 from vtlab.ops.numerics import round_to
 
@@ -32,7 +31,7 @@ class Table:
 
 
 def number(parameters: Mapping, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-    """parameters[key] as a finite float > `above`; refuses a missing key (unless there is a default) or another value."""
+    """parameters[key], or the default, as a finite float > `above`; refuses any other value, and none at all."""
     value = parameters.get(key)
     value = default if value is None else value
     if value is None:
@@ -147,8 +146,8 @@ def tables(parameters: Mapping, head_size: int, max_position: int, real: type) -
     if kind == "llama3":
         return [Table(llama3(plain(base, width, real), parameters), max_position)]
     if kind == "linear":
-        factors = parameters.get("factor")
-        factors = [number({"factor": f}, "factor") for f in (factors if isinstance(factors, (list, tuple)) else [factors])]
+        given = parameters.get("factor")
+        factors = [number({"factor": f}, "factor") for f in (given if isinstance(given, (list, tuple)) else [given])]
         return [Table(plain(base, width, real), math.ceil(max_position * f), divisor=f) for f in factors]
     if kind == "dynamic":
         return [Table(plain(_dynamic_base(parameters, base, width, max_position), width, real), max_position)]
@@ -212,6 +211,8 @@ def _long_and_short(parameters: Mapping, width: int, length: int, max_position: 
     scale = max_position / length
     gain = 1.0 if scale <= 1 else math.sqrt(1 + math.log(scale) / math.log(length))
     return [
-        Table(longrope(parameters, f"{name}_factor", width, real), rows, mscale=number(parameters, f"{name}_mscale", gain))
+        Table(
+            longrope(parameters, f"{name}_factor", width, real), rows, mscale=number(parameters, f"{name}_mscale", gain)
+        )
         for name, rows in (("short", length), ("long", max_position))
     ]
