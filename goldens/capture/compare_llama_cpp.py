@@ -25,6 +25,18 @@ TEXTS = (
 )
 
 
+def plain_weights() -> None:
+    """Keep weights in the file's own block layout: the repacked AMX ones crash where a machine traps AMX."""
+    default = llama_cpp.llama_cpp.llama_model_default_params
+
+    def parameters():
+        values = default()
+        values.use_extra_bufts = False
+        return values
+
+    llama_cpp.llama_cpp.llama_model_default_params = parameters
+
+
 def prompts(file: str) -> dict:
     """The texts above, tokenised with BOS where the file asks for it (tokenizer.ggml.add_bos_token)."""
     model = llama_cpp.Llama(file, vocab_only=True, verbose=False)
@@ -38,7 +50,8 @@ def compare(file: str, golden: Path) -> list[str]:
 
     llama.cpp is fed vLLM's own tokens, so that every step is compared on the same prefix.
     """
-    model = llama_cpp.Llama(file, n_ctx=256, n_threads=1, logits_all=True, verbose=False)
+    plain_weights()
+    model = llama_cpp.Llama(file, n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False)
     record = json.loads(golden.read_text())
     lines = []
     for number, (prompt, output) in enumerate(zip(record["prompts"], record["outputs"])):
