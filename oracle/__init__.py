@@ -11,10 +11,22 @@ from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, m
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
+from .logits import (
+    apply_allowed_token_ids,
+    apply_bad_words,
+    apply_logit_bias,
+    apply_min_p,
+    apply_min_tokens,
+    apply_penalties,
+    apply_temperature,
+    apply_token_mask,
+    apply_top_k_top_p,
+)
 from .matmul import batched_matmul, matmul, matmul_bt
 from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
 from .rope import rope_build_cache, rope_cos_sin_cache, rope_from_cache, rope_neox
 from .rope_fused import attn_qk_norm_rope_gate, fused_qk_norm_rope, rope_and_cache
+from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_argmax, gumbel_sample, random_sample
 from .splits import attn_gate_split, gdn_conv_split, qkv_split
 
 __all__ = [
@@ -28,4 +40,7 @@ __all__ = [
     "swap_blocks_batch",
     "attn_qk_norm_rope_gate", "fused_qk_norm_rope", "rope_and_cache", "rope_build_cache", "rope_cos_sin_cache",
     "rope_from_cache", "rope_neox",
+    "apply_allowed_token_ids", "apply_bad_words", "apply_logit_bias", "apply_min_p", "apply_min_tokens",
+    "apply_penalties", "apply_temperature", "apply_token_mask", "apply_top_k_top_p",
+    "compute_logprobs", "compute_probs", "gather_logprobs", "greedy_argmax", "gumbel_sample", "random_sample",
 ]  # fmt: skip
