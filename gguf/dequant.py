@@ -75,7 +75,7 @@ def _resolve(op: str, tensor, ggml_type, shape) -> tuple[BlockLayout, np.ndarray
         shape = (*raw.shape[:-1], blocks * layout.elements)
     shape = tuple(int(n) for n in shape)
     row = shape[-1] if shape else 1
-    if row % layout.elements:
+    if row % layout.elements or any(n < 0 for n in shape):
         raise ContractError(op, "shape", shape, f"rows of a multiple of {layout.elements} for {layout.name}")
     nbytes = math.prod(shape[:-1]) * layout.row_nbytes(row)
     if raw.size != nbytes:
