@@ -29,8 +29,8 @@ def penalty_masks(prompt: torch.Tensor, output: torch.Tensor, vocab: int) -> dic
     seen = counts(output)
     return {
         "prompt_mask": (counts(prompt) > 0).to(torch.int8),
-        "out_counts": seen,
-        "out_mask": (seen > 0).to(torch.int8),
+        "output_counts": seen,
+        "output_mask": (seen > 0).to(torch.int8),
     }
 
 
@@ -66,7 +66,8 @@ def sampling(record: Record) -> None:
             out = apply_penalties(logits.cuda(), prompt.cuda(), output.cuda(), pres.cuda(), freq.cuda(), rep.cuda())
             record.case("apply_penalties", name, "vllm.model_executor.layers.utils.apply_penalties", {},
                         {"logits": logits, **penalty_masks(prompt, output, vocab),
-                         "freq": freq, "pres": pres, "rep": rep},
+                         "frequency_penalties": freq, "presence_penalties": pres,
+                         "repetition_penalties": rep},
                         {"logits": out})  # fmt: skip
     for rows, vocab in ((2, 17), (3, 5000)):
         logits = normal(f"lp{vocab}", rows, vocab, scale=3.0)
@@ -75,13 +76,13 @@ def sampling(record: Record) -> None:
             from vllm.v1.sample.sampler import Sampler
 
             logprobs = Sampler.compute_logprobs(logits.cuda())
-            record.case("compute_logprobs", f"v{vocab}", "vllm.v1.sample.sampler.Sampler.compute_logprobs", {},
+            record.case("compute_logprobs", f"v{vocab}", "Sampler.compute_logprobs", {},
                         {"logits": logits}, {"logprobs": logprobs})  # fmt: skip
             ids = torch.tensor([5, 0, 11][:rows])
             found = Sampler.gather_logprobs(logprobs, 4, ids.cuda())
-            record.case("gather_logprobs", f"v{vocab}", "vllm.v1.sample.sampler.Sampler.gather_logprobs", {"n": 4},
+            record.case("gather_logprobs", f"v{vocab}", "Sampler.gather_logprobs", {"num_logprobs": 4},
                         {"logprobs": logprobs, "ids": ids},
-                        {"ids": found[0], "logprobs": found[1], "ranks": found[2]})  # fmt: skip
+                        {"indices": found[0], "values": found[1], "ranks": found[2]})  # fmt: skip
     gumbel(record, "cuda")
 
 
@@ -99,6 +100,6 @@ def gumbel(record: Record, device: str) -> None:
             put = [t.to(device) for t in (logits, rows, temperature, seeds, pos)]
             ids = gumbel_sample(*put, apply_temperature=scaled, use_fp64=fp64)
             record.case("gumbel_sample", name, "vllm.v1.worker.gpu.sample.gumbel.gumbel_sample",
-                        {"apply_temp": scaled, "fp64": fp64},
-                        {"logits": logits, "req_idx": rows, "temp": temperature, "seed": seeds, "pos": pos},
+                        {"apply_temperature": scaled, "fp64": fp64},
+                        {"logits": logits, "req_idx": rows, "temperature": temperature, "seed": seeds, "pos": pos},
                         {"ids": ids})  # fmt: skip
