@@ -1,4 +1,4 @@
-"""Logits processing before a draw: temperature, penalties, bias, masks, bad words, minimum length, min-p, top-k and top-p.
+"""Logits processing before a draw: temperature, penalties, bias, masks, bad words, min-p, top-k and top-p.
 
 The order in which vLLM's V1 sampler applies them: allowed ids, bad words, minimum length, bias, penalties, (greedy
 arg-max,) temperature, min-p, top-k and top-p. All take and return float32 logits.
@@ -387,14 +387,14 @@ def apply_min_tokens(nx, logits, stop_ids, num_generated, min_tokens):
     requires=(has_vocabulary,),
 )
 def apply_top_k_top_p(nx, logits, k=None, p=None):
-    """l' = l on the k largest logits of a row and, among those, on the fewest largest whose probabilities reach p; else -inf.
+    """l' = l on a row's k largest and, among those, on the fewest largest whose probabilities reach p; else -inf.
 
     Shapes: logits [R, V] float32; k [R] int32 or None; p [R] float32 or None. k < 1 or k >= V keeps all.
     top-p: with s ascending and c the cumulative sum of softmax(s), position i is dropped where c[i] <= 1 - p, but never
     the last. So p >= 1 keeps all but logits of probability 0, and p = 0 keeps the largest alone.
     Rounding points: the probabilities round to float32; the cumulative sum is compared unrounded with float32(1 - p).
     Errors: ContractError for other shapes or dtypes, V = 0.
-    Source: vllm/v1/sample/ops/topk_topp_sampler.py. vLLM's Triton kernel (CUDA, 8 rows and more) trims ties to exactly k.
+    Source: vllm/v1/sample/ops/topk_topp_sampler.py. vLLM's Triton kernel (CUDA, from 8 rows) trims ties to exactly k.
     """
     vocabulary = logits.shape[1]
     active = None if k is None else (k >= 1) & (k < vocabulary)

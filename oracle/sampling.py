@@ -153,7 +153,7 @@ def _ids_inside(arguments, axes):
     requires=(has_vocabulary, _ids_inside),
 )
 def gather_logprobs(nx, logprobs, num_logprobs, ids):
-    """Column 0: the token ids[r] and its log-probability; columns 1 to n: the n largest; rank = |{v: lp[v] >= lp[ids]}|.
+    """Column 0: ids[r] and its log-probability; columns 1 to n: the n largest; rank = |{v: lp[v] >= lp[ids]}|.
 
     Shapes: logprobs [R, V] float32; ids [R] int64; indices [R, n+1] int32, values [R, n+1] float32, ranks [R] int64
     with n = num_logprobs. Ranks count from 1.
@@ -194,7 +194,7 @@ def _largest_first(key: np.ndarray, n: int) -> np.ndarray:
     mirror=EXACT,
     nan="a NaN score never wins; a row without a score above -inf gives 0",
     ties="the lowest index",
-    upstream="vllm/v1/sample/ops/topk_topp_sampler.py: random_sample (its exponential noise; the generator is vt's own)",
+    upstream="vllm/v1/sample/ops/topk_topp_sampler.py: random_sample (exponential noise; the generator is vt's own)",
     examples=({"R": 3, "V": 40}, {"R": 1, "V": 1}),
     requires=(has_vocabulary,),
 )
@@ -270,8 +270,8 @@ def gumbel_sample(nx, logits, req_idx, temperature, seed, pos, *, apply_temperat
     s = word 0 of Philox(seed[req], pos[t]); u[v] = uniform(word 0 of Philox(s, v)), at least 4.6566127342e-10;
     noise = -log(-log1p(-u)). fp64: u from words 0 (low) and 1 (high) over 2^64, at least 2.2250738585072014e-308, and
     noise = -log(-log(u)) in float64.
-    Shapes: logits [T, V] float32; req_idx [T] int32; temperature [N] float32, seed [N] int64; pos [T] int64; ids [T] int64.
-    Rounding points: temperature quotient, noise and sum round to float32; with fp64 the noise and the sum stay float64.
+    Shapes: logits [T, V] float32; req_idx [T] int32; temperature [N] float32, seed [N] int64; pos, ids [T] int64.
+    Rounding points: quotient, noise and sum round to float32; with fp64 the noise and the sum stay float64.
     Errors: ContractError for a request index outside [0, N), other shapes or dtypes, V = 0.
     Source: vllm/v1/worker/gpu/sample/gumbel.py; Philox4x32-10 of Salmon et al. 2011.
     """
