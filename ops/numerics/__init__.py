@@ -4,10 +4,13 @@ from .arithmetic import MIRROR, TRUTH, Arithmetic, widen
 from .fma import fma_f32
 from .orders import Order, block_butterfly, chunked, pairwise, sequential, split, strided_tree, warp_butterfly
 from .rounding import STORAGE_DTYPES, round_to
+from .threads import parallel
+from .truth_matmul import SUM_BLOCK
 
 __all__ = [
     "MIRROR",
     "STORAGE_DTYPES",
+    "SUM_BLOCK",
     "TRUTH",
     "Arithmetic",
     "Order",
@@ -15,6 +18,7 @@ __all__ = [
     "chunked",
     "fma_f32",
     "pairwise",
+    "parallel",
     "round_to",
     "sequential",
     "split",

@@ -13,7 +13,7 @@ from .fma import fma_f32
 from .orders import Order, sequential
 from .reduce import ordered_dot, ordered_matmul, ordered_sum
 from .rounding import STORAGE_DTYPES, round_to
-from .truth_matmul import blocked_matmul
+from .truth_matmul import blocked_matmul, blocked_sum
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -131,8 +131,9 @@ class Truth(Arithmetic):
 
     @_quiet
     def sum(self, x, axis: int = -1, order: Order = sequential, keepdims: bool = False) -> np.ndarray:
-        """The sum over an axis."""
-        return np.sum(self._own(x), axis=axis, keepdims=keepdims)
+        """The sum over an axis, SUM_BLOCK neighbours at a time."""
+        out = blocked_sum(np.moveaxis(self._own(x), axis, -1))
+        return np.expand_dims(out, axis) if keepdims else out
 
     @_quiet
     def dot(self, a, b, order: Order = sequential, fused: bool = False) -> np.ndarray:
