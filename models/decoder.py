@@ -62,10 +62,12 @@ class Decoder:
         for index, (layer, cache) in enumerate(zip(self.weights.layers, caches)):
             hidden, residual = step(index, layer, hidden, residual, batch, cache)
         rows = batch.sample_rows
+        if rows.size == 0:
+            return np.empty((0, self.config.vocab_size), self.dtype)
         hidden, _ = self._norm(hidden[rows], self.weights.norm, residual[rows])
         logits = ops.matmul_bt(hidden, self.weights.head)
         cap = self.config.final_logit_softcapping
-        return ops.soft_cap(logits, cap) if cap else logits
+        return ops.soft_cap(logits, cap, rounding="vllm_native") if cap else logits
 
     def _pre_norm_layer(self, index, layer: Layer, hidden, residual, batch: Batch, cache: KVCache):
         hidden, residual = self._norm(hidden, layer.attn_norm, residual)

@@ -6,6 +6,7 @@ preemption and cancelled neighbours change when a token comes, never which.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from vtlab.ops.errors import ContractError
@@ -87,8 +88,9 @@ class Engine:
             raise ContractError("stream_text", "tokenizer", "None", "an engine with a tokenizer")
         request = self._request(prompt, params)
         text = self.tokenizer.stream(request.prompt)
-        for token in self._stream(request):
-            yield text.push(token)
+        with contextlib.closing(self._stream(request)) as tokens:
+            for token in tokens:
+                yield text.push(token)
         yield text.flush()
 
     def _stream(self, request: Request) -> Iterator[int]:

@@ -28,10 +28,8 @@ def sample(request: Request, logits: np.ndarray) -> tuple[int, TokenLogprobs | N
     raw = ops.cast_f32(logits) if logits.dtype != np.float32 else logits
     params = request.params
     processed = _penalised(request, _masked(request, raw))
-    if params.temperature == 0.0:
-        token = int(ops.greedy_argmax(processed)[0])
-    else:
-        token = _drawn(request, processed)
+    greedy = params.temperature == 0.0
+    token = int(ops.greedy_argmax(processed)[0]) if greedy else _drawn(request, processed)
     return token, None if params.logprobs is None else _logprobs(raw, token, params.logprobs)
 
 
@@ -50,23 +48,16 @@ def _masked(request: Request, logits: np.ndarray) -> np.ndarray:
         excluded = np.ones((1, vocab), np.int8)
         excluded[0, list(params.allowed_token_ids)] = 0
         logits = ops.apply_allowed_token_ids(logits, excluded)
-    banned = [word[-1] for word in params.bad_words if _completes(request.generated, word)]
+    if params.bad_words:
+        logits = ops.apply_bad_words(logits, [params.bad_words], [request.generated])
     if len(request.generated) < params.min_tokens:
-        banned += sorted(request.stop_ids)
-    if banned:
-        columns = np.array(sorted(set(banned)), np.int32)
-        logits = ops.apply_token_mask(logits, np.zeros(len(columns), np.int32), columns)
+        counts = (np.array([count], np.int32) for count in (len(request.generated), params.min_tokens))
+        logits = ops.apply_min_tokens(logits, [sorted(request.stop_ids)], *counts)
     if params.logit_bias:
         columns = np.array(list(params.logit_bias), np.int32)
         bias = np.array(list(params.logit_bias.values()), np.float32)
         logits = ops.apply_logit_bias(logits, np.zeros(len(columns), np.int32), columns, bias)
     return logits
-
-
-def _completes(generated: list[int], word) -> bool:
-    """Whether `generated` ends in all of `word` but its last token."""
-    before = list(word[:-1])
-    return not before or generated[-len(before) :] == before
 
 
 def _penalised(request: Request, logits: np.ndarray) -> np.ndarray:
