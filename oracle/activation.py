@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 from vtlab.ops.contract import EXACT, Bound, Choice, Parity, Scalar, Tensor
 from vtlab.ops.table import op
@@ -33,7 +34,7 @@ def _through(nx, value, dtype):
     returns={"out": Tensor("... D", like="x")},
     rounding=_TWO_ROUNDINGS,
     parity=Parity("bytes"),
-    mirror=Bound("7", ulps=3, why="exp within 2 ulp (4 roundings), 1 +, a division, the product" + _FLIPS),
+    mirror=Bound("3", ulps=3, why="silu within 1 ulp (2 roundings), the product" + _FLIPS),
     nan="propagates; silu(-inf) = -inf / (1 + inf) = NaN",
     upstream="vllm/model_executor/layers/activation.py: SiluAndMul; torch.ops._C.silu_and_mul",
     examples=(
@@ -63,7 +64,7 @@ def silu_and_mul(nx, x, *, rounding="vt"):
     returns={"out": Tensor("... D", like="gate")},
     rounding=("out = round(silu(gate) * up)",),
     parity=Parity("bytes"),
-    mirror=Bound("7", ulps=1, why="exp within 2 ulp (4 roundings), 1 +, a division, the product; the store"),
+    mirror=Bound("3", ulps=1, why="silu within 1 ulp (2 roundings), the product; the store"),
     nan="propagates; silu(-inf) = -inf / (1 + inf) = NaN",
     upstream="vllm/model_executor/layers/activation.py: SiluAndMul, on two tensors",
     examples=({"...": (8,), "D": 128, "gate": "bfloat16"}, {"...": (), "D": 3}),
@@ -80,10 +81,17 @@ def moe_silu_mul(nx, gate, up):
 
 
 def _clamp_scale(arguments, results):
-    """|gate * sigmoid| * (|up| + |beta|): up + beta may cancel."""
+    """|g * sigmoid(z)| * (1 + |z|) * (|u| + |beta|), z = alpha * g: z moves the sigmoid, u + beta may cancel.
+
+    Under vllm_native the roundings in between are the storage's, each of which can flip.
+    """
     x, limit, half = arguments["x"].astype(np.float64), arguments["limit"], arguments["x"].shape[-1] // 2
     gate, up = np.minimum(x[..., :half], limit), np.clip(x[..., half:], -limit, limit)
-    return np.abs(gate / (1 + np.exp(-arguments["alpha"] * gate))) * (np.abs(up) + abs(arguments["beta"]) + 2.0**-8)
+    z = arguments["alpha"] * gate
+    size = np.abs(gate / (1 + np.exp(-z))) * (1 + np.abs(z)) * (np.abs(up) + abs(arguments["beta"]))
+    if arguments["rounding"] != "vllm_native":
+        return size
+    return size * float(ml_dtypes.finfo(arguments["x"].dtype).eps) * 2.0**23
 
 
 @op(
@@ -106,11 +114,11 @@ def _clamp_scale(arguments, results):
     },
     parity=Parity("bytes"),
     mirror=Bound(
-        "20",
+        "11",
         scale=_clamp_scale,
         ulps=3,
-        why="limit, alpha and beta round to float32; alpha * gate moves the sigmoid by at most |alpha * gate| / 2 "
-        "roundings (|alpha * gate| <= 12); exp 4, 1 +, division, two products, up + beta; then as silu_and_mul",
+        why="limit in gate and up 2, in z with alpha and the product 3, sigmoid within 1 ulp (2 roundings), gate * "
+        "sigmoid, beta, up + beta, the last product" + _FLIPS,
     ),
     nan="propagates through both clamps",
     upstream="vllm/model_executor/layers/activation.py: SiluAndMulWithClamp; torch.ops._C.silu_and_mul_with_clamp",
@@ -118,6 +126,7 @@ def _clamp_scale(arguments, results):
         {"...": (8,), "D": 64, "x": "bfloat16"},
         {"...": (3,), "D": 7, "limit": 7.0, "alpha": 1.702, "beta": 1.0},
         {"...": (4,), "D": 33, "x": "bfloat16", "rounding": "vllm"},
+        {"...": (4,), "D": 33, "x": "bfloat16", "alpha": 1.702, "beta": 1.0, "rounding": "vllm_native"},
     ),
 )  # fmt: skip
 def silu_and_mul_clamp(nx, x, *, limit, alpha=1.0, beta=0.0, rounding="vt"):
@@ -139,25 +148,13 @@ def silu_and_mul_clamp(nx, x, *, limit, alpha=1.0, beta=0.0, rounding="vt"):
     return nx.store(nx.mul(act, point(nx.add(up, beta))), x.dtype)
 
 
-def _gelu_scale(arguments, results):
-    """|gate * up|: 1 + tanh cancels for a gate far below zero, so the error is one of the gate, not of the result."""
-    x, half = arguments["x"].astype(np.float64), arguments["x"].shape[-1] // 2
-    return np.abs(x[..., :half] * x[..., half:])
-
-
 @op(
     row=_ROW,
     args={"x": Tensor("... 2*D"), "rounding": _VARIANTS},
     returns={"out": Tensor("... D", like="x")},
     rounding=_TWO_ROUNDINGS,
     parity=Parity("bytes"),
-    mirror=Bound(
-        "16",
-        scale=_gelu_scale,
-        ulps=3,
-        why="relative to |gate * up|: five roundings and two constants in the argument of tanh, whose slope times its "
-        "argument stays under 0.5, tanh within 2 ulp, 1 +, three products" + _FLIPS,
-    ),
+    mirror=Bound("3", ulps=3, why="gelu within 1 ulp (2 roundings), the product" + _FLIPS),
     nan="propagates; gelu(-inf) = -inf * 0 = NaN",
     upstream='vllm/model_executor/layers/activation.py: GeluAndMul(approximate="tanh"); torch.ops._C.gelu_tanh_and_mul',
     examples=(
@@ -173,6 +170,7 @@ def gelu_and_mul(nx, x, *, rounding="vt"):
     Shapes: x [..., 2*D], gate half first; out [..., D] in x's dtype.
     Rounding points: "vt" rounds once, on the store of `out`; "vllm" (the CUDA op) and "vllm_native" (the Python
     forward_native) both round gelu(gate) to x's dtype before the product.
+    Computed as g * sigmoid(2 * ...), which keeps its accuracy where 1 + tanh cancels (g < -4).
     Errors: ContractError for an odd last axis.
     Source: Hendrycks & Gimpel 2016 (arXiv 1606.08415); vllm/model_executor/layers/activation.py, GeluAndMul.
     """
@@ -214,10 +212,11 @@ def relu(nx, x):
     },
     parity=Parity("bytes"),
     mirror=Bound(
-        "9",
+        "6",
         ulps=5,
-        why="cap rounds to float32 twice, a division, tanh within 2 ulp (4 roundings), a product; tanh carries at most "
-        "its argument's relative error. The store flips one ulp, a flip of vllm_native's y or t moves out by two each",
+        why="cap rounds to float32 (it acts twice), a division, tanh within 1 ulp (2 roundings), a product; tanh "
+        "carries at most its argument's relative error. The store flips one ulp, a flip of vllm_native's y or t "
+        "moves out by two each",
     ),
     nan="propagates; +-inf gives +-cap",
     upstream="vllm/model_executor/layers/logits_processor.py: LogitsProcessor.forward with soft_cap",

@@ -123,9 +123,9 @@ def rms_norm(nx, x, weight, *, residual=None, eps=1e-6, gemma=False, rounding="v
     order=str(TREE),
     parity=Parity("bytes"),
     mirror=Bound(
-        f"({_SUM.format(n='D')}) / 2 + 16",
+        f"({_SUM.format(n='D')}) / 2 + 9",
         ulps=1,
-        why="as rms_norm, then the gate: exp within 2 ulp (4 roundings), 1 +, a division; one more product",
+        why="as rms_norm, then the gate within 1 ulp (2 roundings) and its product",
     ),
     nan="propagates; a gate of -inf gives NaN under SiLU (-inf * 0) and 0 under the sigmoid",
     layout="gate may be a strided view, e.g. of padded token rows",

@@ -52,3 +52,13 @@ def tree256(values: Sequence[np.float32]) -> np.float32:
         half = len(lanes) // 2
         lanes = [np.float32(lanes[t] + lanes[t + half]) for t in range(half)]
     return lanes[0]
+
+
+def flip_share(roundings: float, elements: int) -> float:
+    """The share of bfloat16 stores that `roundings` float32 roundings may flip, five deviations above the mean.
+
+    A value flips where it lies within its error, roundings * 2^-24, of a midpoint; midpoints are at least 2^-8 apart,
+    both relative to the value. So the mean is at most 2 * roundings * 2^-16 of the elements.
+    """
+    mean = 2 * roundings * 2.0**-16 * elements
+    return (mean + 5 * math.sqrt(mean)) / elements

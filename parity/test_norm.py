@@ -13,7 +13,7 @@ from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes, assert_ulp, assert_within
 from .harness import case, checks, mutations
-from .scalar import draw, floats, rounded, stored, tree256
+from .scalar import draw, flip_share, floats, rounded, stored, tree256
 
 F32 = np.float32
 QUICK = settings(max_examples=15, deadline=None, derandomize=True)
@@ -80,8 +80,8 @@ def test_rms_norm_against_scalar_loop(case):
 @checks("rms_norm", cases=[case(H=H, gemma=gemma) for H in (1, 100, 256, 257, 1032) for gemma in (False, True)])
 def test_rms_norm_mirror_is_the_declared_float32_sequence(case):
     x, residual, weight = (
-        draw((2, case.H), "float32", 4),
-        draw((2, case.H), "float32", 5),
+        draw((20, case.H), "float32", 4),
+        draw((20, case.H), "float32", 5),
         draw((case.H,), "float32", 6),
     )
     out, joined = oracle.rms_norm.mirror(x, weight, residual=residual, gemma=case.gemma)
@@ -95,9 +95,9 @@ def test_rms_norm_mirror_is_the_declared_float32_sequence(case):
 
 @checks("rms_norm")
 def test_plain_rms_norm_mirror_is_within_one_ulp_of_truth():
-    """One store, one possible flip; about 7 + 12 / 2 float32 roundings flip at most 13 * 2^-16 of bfloat16 stores."""
+    """14 roundings in a sum of 1024, of which half survives the root, and 7 more."""
     x, weight = draw((64, 1024), "bfloat16", 7), draw((1024,), "bfloat16", 8)
-    assert_ulp(oracle.rms_norm.mirror(x, weight), oracle.rms_norm(x, weight), 1, inexact_share=13 * 2.0**-16)
+    assert_ulp(oracle.rms_norm.mirror(x, weight), oracle.rms_norm(x, weight), 1, inexact_share=flip_share(14, x.size))
 
 
 @checks("rms_norm")
@@ -202,7 +202,7 @@ def test_norms_refuse(name):
 mutations("rms_norm", {
     "drop the square root": ("nx.sqrt(", "(", "inverse_rms"),
     "forget eps": ("nx.add(total, nx.const(eps))", "total", "inverse_rms"),
-    "sum sequentially": ("order=TREE", "order=strided_tree(255)", "inverse_rms"),
+    "255 lanes": ("order=TREE", "order=strided_tree(255)", "inverse_rms"),
     "divide by the count plus one": ("max(value.shape[-1], 1)", "value.shape[-1] + 1", "inverse_rms"),
     "normalise the unrounded sum": ("total if native else", "total if True else"),
     "normalise the rounded sum in the native form": ("total if native else nx.load(residual)", "nx.load(residual)"),
