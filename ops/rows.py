@@ -59,7 +59,7 @@ ROWS: dict[str, Row] = _rows(
     ("ATTN-FA3-FA4", "attention", "FlashAttention-3 and 4"),
     ("ATTN-FLASHINFER-TRTLLM", "attention", "FlashInfer, XQA and TRT-LLM attention"),
     ("ATTN-MLA-SPARSE", "mla", "multi-head latent attention, dense and sparse"),
-    ("ATTN-PAGED", "attention", "dense reference and paged attention"),
+    ("ATTN-PAGED", "attention attention_merge", "dense reference and paged attention"),
     ("ATTN-TRITON-FLEX-HPC", "attention", "Triton unified, flex and HPC attention"),
     ("COLLECTIVES", "collectives", "tensor-parallel collectives"),
     ("CUDA-DISPATCH-AOT", "arch", "per-architecture builds and their dispatch"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .activation import gelu_and_mul, moe_silu_mul, relu, silu_and_mul, silu_and_mul_clamp, soft_cap
 from .attention import attention, paged_attention
+from .attention_merge import merge_attn_states
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
@@ -31,7 +32,7 @@ from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_a
 from .splits import attn_gate_split, gdn_conv_split, qkv_split
 
 __all__ = [
-    "attention", "paged_attention",
+    "attention", "merge_attn_states", "paged_attention",
     "add", "cast_bf16", "cast_f32", "embedding", "mul_col_vec_f32", "mul_scalar",
     "attn_gate_split", "gdn_conv_split", "qkv_split",
     "gdn_g_beta", "gdn_post_conv", "shared_expert_gate", "sigmoid_gate_bf16",
