@@ -60,6 +60,7 @@ class Arithmetic:
     def __repr__(self) -> str:
         return self.name
 
+    @_quiet
     def load(self, a) -> np.ndarray:
         """a, any storage dtype or integers, in the compute dtype. Exact, but float64 into MIRROR rounds once."""
         return widen(a, self.dtype)
