@@ -1,4 +1,4 @@
-"""vLLM's Triton kernels on the CPU: `enable()` before anything of vLLM is imported.
+"""Importing this lets vLLM's Triton kernels run on the CPU; import it before anything of vLLM.
 
 The interpreter is exact for integers and float32; it rounds float8 half up and multiplies bfloat16 wrongly,
 so no golden of those comes from it. vLLM switches Triton off where it sees no driver, unless no device is
@@ -26,3 +26,6 @@ def enable() -> None:
         importlib.metadata.version = true_version
     if not triton_utils.HAS_TRITON:
         raise RuntimeError("Triton could not be enabled: is it installed?")
+
+
+enable()

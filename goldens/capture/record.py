@@ -6,10 +6,11 @@ and never takes the other cases with it.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,3 +81,14 @@ class Record:
             flush=True,
         )
         return target
+
+
+def run(family: str, script: str, capture: Callable[[Record], None], **more: object) -> None:
+    """The command line of an ops_<family>.py: `--out FOLDER`; exits 1 where a case failed."""
+    parser = argparse.ArgumentParser(description=f"Op-level goldens of vLLM's CPU build: {family}")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    record = Record(family, script)
+    capture(record)
+    record.save(arguments.out, **more)
+    raise SystemExit(1 if record.errors else 0)
