@@ -122,8 +122,8 @@ mutations("gdn_conv_split", {
 })  # fmt: skip
 mutations("attn_gate_split", {
     "swap q and gate": ("heads[:, :, 0].copy(), heads[:, :, 1].copy()", "heads[:, :, 1].copy(), heads[:, :, 0].copy()"),
-    "all q, then all gates": ("heads[:, :, 0].copy(), heads[:, :, 1].copy()",
-                              "(part.copy() for part in heads.reshape(len(heads), 2, heads.shape[1], head_dim).swapaxes(0, 1))"),
+    "all q, then all gates": ("qgate.shape[-1] // (2 * head_dim), 2, head_dim)",
+                              "2, qgate.shape[-1] // (2 * head_dim), head_dim).swapaxes(1, 2)"),
     "interleaved lanes": ("(2 * head_dim), 2, head_dim)", "(2 * head_dim), head_dim, 2).swapaxes(2, 3)"),
     "a view of the gate": ("heads[:, :, 1].copy()", "heads[:, :, 1]"),
 })  # fmt: skip
