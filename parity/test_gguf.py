@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 import tracemalloc
+from random import Random
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+
+import gguf
 from vtlab.gguf.layout import LAYOUTS
 from vtlab.gguf.reader import read_gguf
 from vtlab.ops.errors import FormatError
+from vtlab.parity import fuzz_files
 from vtlab.parity.broken_gguf import (
     ARCH,
     ARRAY,
@@ -26,8 +32,8 @@ from vtlab.parity.broken_gguf import (
     pair,
     text,
 )
-
-import gguf
+from vtlab.parity.fuzz_files import READERS, fuzz
+from vtlab.parity.mutate_files import mutate
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
@@ -183,3 +189,27 @@ def test_views_outlive_the_file(tmp_path):
     with read_gguf(path) as file:
         kept = file.tensors["x"].data
     assert file.tensors == {} and kept.tobytes() == DATA[:16]
+
+
+def test_a_slice_of_the_fuzzer(tmp_path):
+    use, corpus = READERS["gguf"]
+    tally = fuzz(use, corpus(), range(300), tmp_path)
+    assert tally.findings == []
+    assert tally.read > 0 and tally.refused.total() > 150
+
+
+def test_the_fuzzer_finds_what_is_wrong(tmp_path, monkeypatch):
+    """A reader that fails in another way, takes long or takes much is found out."""
+    wrongs = iter([lambda: {}["no such key"], lambda: time.sleep(0.6), lambda: bytes(2 << 20), lambda: None])
+    corpus = [b"whole"]
+
+    def use(path):
+        if path.read_bytes() not in corpus:
+            next(wrongs)()
+
+    monkeypatch.setattr(fuzz_files, "MOST_SECONDS", 0.5)
+    monkeypatch.setattr(fuzz_files, "MOST_BYTES", 1 << 20)
+    numbers = itertools.islice((n for n in range(100) if mutate(Random(n), corpus) not in corpus), 4)
+    tally = fuzz(use, corpus, numbers, tmp_path)
+    key_error, seconds, nbytes = (finding.split(": ")[1] for finding in tally.findings)
+    assert key_error == "KeyError" and seconds.endswith(" s") and nbytes == "2 MiB"

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from vtlab.models.safetensors import DTYPES, read_safetensors
 from vtlab.ops.errors import FormatError
 from vtlab.parity.broken_safetensors import CORRUPTIONS, X, container, entry
+from vtlab.parity.fuzz_files import READERS, fuzz
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
@@ -191,3 +192,10 @@ def test_index_with_a_key_twice(tmp_path):
     (tmp_path / INDEX).write_text(f'{{"weight_map": {{"x": "{A}", "x": "{A}"}}}}')
     with pytest.raises(FormatError, match="'x' twice"):
         read_safetensors(tmp_path)
+
+
+def test_a_slice_of_the_fuzzer(tmp_path):
+    use, corpus = READERS["safetensors"]
+    tally = fuzz(use, corpus(), range(300), tmp_path)
+    assert tally.findings == []
+    assert tally.read > 0 and tally.refused.total() > 150
