@@ -92,9 +92,7 @@ def polynomials() -> dict[str, tuple[list[float], float]]:
             8,
             lambda x: abs(x**3 / mp.log1p(x)) if x else mp.mpf(0),
         ),
-        "TANH": fit(
-            ratio(lambda z: (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z, -one / 3), 0, 0.3025, 4, lambda z: z
-        ),
+        "TANH": fit(ratio(lambda z: (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z, -one / 3), 0, 0.3025, 4, lambda z: z),
         "ERF": fit(
             ratio(lambda z: mp.erf(mp.sqrt(z)) / mp.sqrt(z) - 1, 2 / mp.sqrt(mp.pi) - 1), 0, 0.766, 6, lambda z: one
         ),
@@ -107,7 +105,7 @@ def mills() -> tuple[list[list[float]], float]:
     rows, worst = [], 0.0
     value = lambda a: mp.exp(a * a / 2) * mp.erfc(a / mp.sqrt(2)) / 2
     for index in range(30):
-        local = lambda d, centre=mp.mpf(2 * index + 1) / 4: value(centre + d)
+        local = lambda d, centre=(2 * index + 1) / 4: value(centre + d)
         coefficients, error = fit(local, -0.25, 0.25, 6, lambda d, local=local: 1 / local(d), double_head=True)
         rows.append(coefficients)
         worst = max(worst, error)
@@ -117,7 +115,7 @@ def mills() -> tuple[list[list[float]], float]:
 def module() -> str:
     """The text of ops/numerics/coefficients.py."""
     lines = [
-        '"""Constants of the float32 transcendental functions, made by parity/fit_numerics.py; polynomials lowest first."""',
+        '"""The float32 transcendental functions\' constants, made by parity/fit_numerics.py; lowest order first."""',
         "",
         "import numpy as np",
         "",
@@ -136,8 +134,9 @@ def module() -> str:
 
 def text(value: float) -> str:
     """The shortest decimal that reads back as this float32, in Python and in C++."""
-    short = np.format_float_positional if 1e-3 < abs(value) < 1e6 else np.format_float_scientific
-    return short(np.float32(value), unique=True, trim="0")
+    if 1e-3 < abs(value) < 1e6:
+        return np.format_float_positional(np.float32(value), unique=True, trim="0")
+    return np.format_float_scientific(np.float32(value), unique=True, trim="0", exp_digits=1)
 
 
 def row(values: list[float]) -> str:

@@ -65,13 +65,13 @@ def round_to(x, dtype, saturate: bool | None = None, *, nan: float | None = None
     Source: IEEE 754-2019 §4.3.1; OCP Microscaling Formats (MX) v1.0 §5.3; OCP 8-bit floating point v1.0 §5.2.
     """
     x = np.asarray(x)
-    if x.dtype not in (np.float64, np.float32):
-        if x.dtype.kind in "iub":
-            x = x.astype(np.float64)
-        elif x.dtype in STORAGE_DTYPES:
+    if x.dtype.kind in "iub":
+        x = x.astype(np.float64)
+    elif x.dtype in STORAGE_DTYPES:
+        with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other
             x = x.astype(np.float32)
-        else:
-            raise ContractError("round_to", "x", x.dtype, "float64 or float32")
+    elif x.dtype != np.float64:
+        raise ContractError("round_to", "x", x.dtype, "float64 or float32")
     dtype = np.dtype(dtype)
     if dtype == np.float64:
         return x.astype(np.float64)
@@ -86,7 +86,7 @@ def round_to(x, dtype, saturate: bool | None = None, *, nan: float | None = None
     if not saturate and form.overflow is None:
         raise ContractError("round_to", "saturate", saturate, f"True or None for {dtype}, which has no infinity")
     if dtype == np.float32 and not saturate:
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(all="ignore"):
             return x.astype(np.float32)
     return _blocked(x, dtype, lambda block: _narrow(block, dtype, form, saturate, nan))
 
