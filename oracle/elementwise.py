@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+
 from vtlab.ops.contract import EXACT, Bound, Choice, Parity, Scalar, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS, IDS
 from vtlab.ops.table import op

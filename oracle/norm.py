@@ -7,6 +7,7 @@ GPU's reciprocal square root is another bit pattern.
 from __future__ import annotations
 
 import numpy as np
+
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, refuse
 from vtlab.ops.numerics import strided_tree
 from vtlab.ops.table import op

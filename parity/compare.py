@@ -125,7 +125,7 @@ def _same_special(got: np.ndarray, want: np.ndarray, what: str) -> None:
 def _raise_at(wrong: np.ndarray, got: np.ndarray, want: np.ndarray, what: str, fault: str) -> None:
     if not np.any(wrong):
         return
-    places = np.argwhere(wrong)
+    places = np.argwhere(np.reshape(wrong, got.shape))
     lines = [f"{what}: {fault}: {len(places)} of {wrong.size} elements"]
     for place in places[:5]:
         at = tuple(int(i) for i in place)
