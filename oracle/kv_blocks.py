@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from vtlab.ops.contract import EXACT, Scalar, Tensor, refuse
 from vtlab.ops.dtypes import ANY
 from vtlab.ops.table import op

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from vtlab.ops.contract import EXACT, Parity, Tensor, refuse
 from vtlab.ops.table import op
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, Value, refuse
 from vtlab.ops.dtypes import IDS
 from vtlab.ops.dtypes import dtype as storage

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from vtlab.ops.contract import refuse
 from vtlab.ops.numerics import round_to
 

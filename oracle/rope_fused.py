@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, refuse
 from vtlab.ops.dtypes import dtype as storage
 from vtlab.ops.table import op
