@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
+
 from vtlab.ops.errors import FormatError
 
 from . import limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 from vtlab.ops.errors import ContractError
 
 from . import dequant_iq, dequant_k, dequant_legacy

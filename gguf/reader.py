@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+
 from vtlab.ops.errors import FormatError
 
 from .header import parse_header

@@ -13,6 +13,7 @@ from typing import Self
 
 import ml_dtypes
 import numpy as np
+
 from vtlab.gguf.mapping import map_file
 from vtlab.ops.errors import FormatError
 

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
+
+import gguf
+from gguf import quants
 from vtlab.gguf import dequant
 from vtlab.gguf.dequant import TYPES, dequantize, dequantize_rows
 from vtlab.gguf.dequant_iq import grid
@@ -17,9 +20,6 @@ from vtlab.gguf.layout import LAYOUTS
 from vtlab.gguf.reader import BlockTensor
 from vtlab.ops.errors import ContractError
 from vtlab.parity.compare import assert_bytes
-
-import gguf
-from gguf import quants
 
 SPECIAL_F16 = np.array([0.0, -0.0, 6e-8, -6.1e-5, 1.0, -1.5, 65504.0, np.inf, -np.inf, np.nan], np.float16)
 PACKAGE_DECODES = [name for name in TYPES if name != "Q8_K"]
@@ -159,6 +159,7 @@ BAD_CALLS = {
     "float array": (lambda: dequantize(np.zeros(18, np.float32), "Q4_0"), "tensor"),
     "half a block": (lambda: dequantize(bytes(17), "Q4_0"), "tensor"),
     "too few bytes": (lambda: dequantize(bytes(18), "Q4_0", (64,)), "tensor"),
+    "too many bytes": (lambda: dequantize(bytes(36), "Q4_0", (32,)), "tensor"),
     "ragged row": (lambda: dequantize(bytes(18), "Q4_0", (16,)), "shape"),
     "negative axes": (lambda: dequantize(bytes(72), "Q4_0", (-2, -64)), "shape"),
     "negative row": (lambda: dequantize_rows(TABLE, [-1]), "rows"),
