@@ -91,7 +91,7 @@ ROWS: dict[str, Row] = _rows(
     ("QUANT-CIQ-GEMM-CUDA", "ggml", "GGML-block GEMM on CUDA"),
     ("QUANT-CIQ-IQUANT", "ggml", "GGML block quantisers"),
     ("ROPE-QKNORM", "rope rope_fused", "rotary embeddings, caches, QK norm"),
-    ("SAMPLING", "sampling logits", "logits processing, truncation, sampling"),
+    ("SAMPLING", "sampling draws logits token_masks", "logits processing, truncation, sampling"),
     ("SPEC-DECODE", "spec_decode", "speculative decoding"),
     ("SSM-MAMBA", "ssm", "Mamba and Mamba-2"),
 )

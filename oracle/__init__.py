@@ -9,27 +9,25 @@ from __future__ import annotations
 from .activation import gelu_and_mul, moe_silu_mul, relu, silu_and_mul, silu_and_mul_clamp, soft_cap
 from .attention import attention, paged_attention
 from .attention_merge import merge_attn_states
+from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
-from .logits import (
-    apply_allowed_token_ids,
-    apply_bad_words,
-    apply_logit_bias,
-    apply_min_p,
-    apply_min_tokens,
-    apply_penalties,
-    apply_temperature,
-    apply_token_mask,
-    apply_top_k_top_p,
-)
+from .logits import apply_min_p, apply_penalties, apply_temperature, apply_top_k_top_p
 from .matmul import batched_matmul, matmul, matmul_bt
 from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
 from .rope import rope_build_cache, rope_cos_sin_cache, rope_from_cache, rope_neox
 from .rope_fused import attn_qk_norm_rope_gate, fused_qk_norm_rope, rope_and_cache
-from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_argmax, gumbel_sample, random_sample
+from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_argmax
 from .splits import attn_gate_split, gdn_conv_split, qkv_split
+from .token_masks import (
+    apply_allowed_token_ids,
+    apply_bad_words,
+    apply_logit_bias,
+    apply_min_tokens,
+    apply_token_mask,
+)
 
 __all__ = [
     "attention", "merge_attn_states", "paged_attention",
