@@ -89,7 +89,7 @@ def _clamp_scale(arguments, results):
     x, limit, half = arguments["x"].astype(np.float64), arguments["limit"], arguments["x"].shape[-1] // 2
     gate, up = np.minimum(x[..., :half], limit), np.clip(x[..., half:], -limit, limit)
     z = arguments["alpha"] * gate
-    size = np.abs(gate / (1 + np.exp(-z))) * (1 + np.abs(z)) * (np.abs(up) + abs(arguments["beta"]))
+    size = np.abs(gate / (1 + np.exp(np.minimum(-z, 700)))) * (1 + np.abs(z)) * (np.abs(up) + abs(arguments["beta"]))
     if arguments["rounding"] != "vllm_native":
         return size
     return size * float(ml_dtypes.finfo(arguments["x"].dtype).eps) * 2.0**23

@@ -32,7 +32,9 @@ def arguments_of(found: Op, number: int) -> dict[str, object]:
 
 def evaluate(found: Op, nx, arguments: dict[str, object]) -> tuple:
     """Results of one evaluation, with the tensors that it updated in place appended."""
-    fresh = {name: value.copy(order="K") if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    fresh = {
+        name: value.copy(order="K") if isinstance(value, np.ndarray) else value for name, value in arguments.items()
+    }
     results = found.evaluate(nx, **fresh)
     results = () if results is None else results if isinstance(results, tuple) else (results,)
     for name, value in arguments.items():
@@ -43,24 +45,35 @@ def evaluate(found: Op, nx, arguments: dict[str, object]) -> tuple:
 
 def mirror_stays_near_truth(found: Op, number: int) -> None:
     """The float32 mirror lies within the contract's stated bound of the truth."""
+    arguments = arguments_of(found, number)
+    assert_within_bound(
+        found, arguments, evaluate(found, TRUTH, arguments), evaluate(found, MIRROR, arguments), "mirror"
+    )
+
+
+def assert_within_bound(found: Op, arguments: dict[str, object], truth: tuple, other: tuple, what: str) -> None:
+    """Each of the `other` results lies within the bound that the contract states for its mirror around the truth."""
     from vtlab.ops.checking import check
 
-    contract, arguments = found.contract, arguments_of(found, number)
+    contract = found.contract
     axes = check(contract, found.bind((), arguments))
-    truth, mirror = evaluate(found, TRUTH, arguments), evaluate(found, MIRROR, arguments)
     scales = contract.mirror.scale
     if callable(scales):
         scales = scales(found.bind((), arguments), truth)
-    for index, (want, got) in enumerate(zip(truth, mirror, strict=True)):
-        what = f"{contract.name} mirror, result {index}"
+    for index, (want, got) in enumerate(zip(truth, other, strict=True)):
+        where = f"{contract.name} {what}, result {index}"
         if want.dtype.kind in "iub" or (contract.mirror.ulps == 0 and contract.mirror.roundings == "0"):
-            assert_bytes(got, want, what)
+            assert_bytes(got, want, where)
             continue
         scale = scales[index] if isinstance(scales, tuple) else scales
         wide = np.abs(want.astype(np.float64))
-        size = {"self": wide, "row": wide.max(axis=-1, keepdims=True, initial=0)}[scale] if isinstance(scale, str) else scale
+        size = (
+            {"self": wide, "row": wide.max(axis=-1, keepdims=True, initial=0)}[scale]
+            if isinstance(scale, str)
+            else scale
+        )
         bound = contract.mirror.count(axes) * _UNIT_ROUNDOFF * size + contract.mirror.ulps * _spacing(want)
-        assert_within(got, want, bound, what)
+        assert_within(got, want, bound, where)
 
 
 def _spacing(values: np.ndarray) -> np.ndarray:
@@ -110,7 +123,9 @@ def bad_input_is_refused(found: Op, number: int) -> None:
                 found(**{**arguments, name: wrong})
             except ContractError as error:
                 if error.op != contract.name or not error.argument:
-                    raise ParityError(f"{contract.name}: refusal of {name} names op {error.op!r}, {error.argument!r}") from None
+                    raise ParityError(
+                        f"{contract.name}: refusal of {name} names op {error.op!r}, {error.argument!r}"
+                    ) from None
             else:
                 raise ParityError(f"{contract.name}: accepted {name} = {_form(wrong)}")
             for m, value_before in before.items():
@@ -144,7 +159,9 @@ def out_is_filled(found: Op, number: int) -> None:
         inner = raw[_SENTINELS * item : raw.size - _SENTINELS * item]
         inner[...] = 0xFF
         outs.append(inner.view(result.dtype).reshape(result.shape))
-    fresh = {name: value.copy(order="K") if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    fresh = {
+        name: value.copy(order="K") if isinstance(value, np.ndarray) else value for name, value in arguments.items()
+    }
     with ops.using("oracle"):
         getattr(ops, contract.name)(**fresh, out=outs[0] if len(outs) == 1 else tuple(outs))
     for result, raw, filled in zip(truth, padded, outs):

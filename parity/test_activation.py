@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
+from vtlab.ops.table import lookup
 
 from .compare import assert_bytes, assert_ulp, assert_within
+from .generic import assert_within_bound
+from .goldens import op_cases
 from .harness import case, checks, mutations
 from .scalar import draw, flip_share, floats, rounded, stored
 
@@ -179,6 +182,20 @@ def test_gated_products_are_linear_in_powers_of_two_of_up(seed, rounding, expone
         lambda a: oracle.silu_and_mul_clamp(a, limit=1e30, rounding=rounding),
     ):
         assert_bytes(f(scaled), (f(x).astype(F32) * F32(2.0**exponent)).astype(x.dtype))
+
+
+@checks("silu_and_mul", "gelu_and_mul", "silu_and_mul_clamp", "soft_cap", "relu")
+def test_activations_against_vllm():
+    """bfloat16 to the byte, float32 in bound; gelu to the byte down to a gate of -4, where vLLM's own 1 + tanh goes."""
+    ours = {"silu_and_mul", "gelu_and_mul", "silu_and_mul_clamp", "soft_cap", "relu"}
+    for golden in (case for case in op_cases("activation") if case.op in ours):
+        found, got = lookup(golden.op), golden.outputs["out"]
+        want = found(**golden.call())
+        assert_within_bound(found, golden.call(), (want,), (got,), str(golden))
+        if want.dtype.itemsize == 2:
+            x = golden.inputs["x"]
+            tail = (x[..., : want.shape[-1]].astype(F32) < -4) & (golden.op == "gelu_and_mul")
+            assert_ulp(np.where(tail, want, got), want, 0, what=str(golden))
 
 
 REFUSED = {

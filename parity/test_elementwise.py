@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from vtlab import ops, oracle
 from vtlab.ops.errors import ContractError
+from vtlab.ops.table import lookup
 
 from .compare import assert_bytes
+from .goldens import op_cases
 from .harness import case, checks, mutations
 from .scalar import draw, floats, rounded, stored
 
@@ -165,6 +167,13 @@ def test_embedding_names_the_first_id_outside_of_the_table():
     with pytest.raises(ContractError, match="V = 0"):
         oracle.embedding(table[:0], np.array([0]))
     assert oracle.embedding(table[:0], np.array([], np.int64)).shape == (0, 3)
+
+
+@checks("add", "mul_scalar", "cast_bf16", "cast_f32", "embedding")
+def test_elementwise_ops_against_torch_as_vllm_calls_it():
+    ours = {"add", "mul_scalar", "cast_bf16", "cast_f32", "embedding"}
+    for golden in (case for case in op_cases("activation") if case.op in ours):
+        assert_bytes(lookup(golden.op)(**golden.call()), golden.outputs["out"], str(golden))
 
 
 REFUSED = {

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
+from vtlab.ops.table import lookup
 
 from .compare import assert_bytes, assert_ulp, assert_within
+from .generic import assert_within_bound
+from .goldens import op_cases
 from .harness import case, checks, mutations
 from .scalar import draw, flip_share, floats, rounded, stored, tree256
 
@@ -154,6 +157,22 @@ def test_a_row_does_not_depend_on_its_neighbours():
             together = call(run, x)
             for t in range(len(x)):
                 assert_bytes(call(run, x[t : t + 1])[0], together[t], name)
+
+
+@checks("rms_norm", "rms_norm_gated", "l2norm", "layer_norm")
+def test_norms_against_vllm():
+    """bfloat16 to the byte where vLLM's CPU ran, up to the flips of its float32 roundings on a GPU; float32 in bound."""
+    for golden in op_cases("norm"):
+        found = lookup(golden.op)
+        results = found(**golden.call())
+        truth = results if isinstance(results, tuple) else (results,)
+        other = tuple(golden.outputs[name] for name in list(found.contract.returns)[: len(truth)])
+        assert_within_bound(found, golden.call(), truth, other, str(golden))
+        for want, got in zip(truth, other):
+            if golden.build == "cpu" and want.dtype.itemsize == 2:
+                assert_bytes(got, want, str(golden))
+            elif want.dtype.itemsize == 2:
+                assert_ulp(got, want, 1, flip_share(30, want.size), str(golden))
 
 
 REFUSED = {
