@@ -188,7 +188,7 @@ def test_gated_products_are_linear_in_powers_of_two_of_up(seed, rounding, expone
 def test_activations_against_vllm():
     """bfloat16 to the byte, float32 in bound; gelu to the byte down to a gate of -4, where vLLM's own 1 + tanh goes."""
     ours = {"silu_and_mul", "gelu_and_mul", "silu_and_mul_clamp", "soft_cap", "relu"}
-    for golden in (case for case in op_cases("activation") if case.op in ours):
+    for golden in (g for g in op_cases("activation") if g.op in ours):
         found, got = lookup(golden.op), golden.outputs["out"]
         want = found(**golden.call())
         assert_within_bound(found, golden.call(), (want,), (got,), str(golden))

@@ -172,7 +172,7 @@ def test_embedding_names_the_first_id_outside_of_the_table():
 @checks("add", "mul_scalar", "cast_bf16", "cast_f32", "embedding")
 def test_elementwise_ops_against_torch_as_vllm_calls_it():
     ours = {"add", "mul_scalar", "cast_bf16", "cast_f32", "embedding"}
-    for golden in (case for case in op_cases("activation") if case.op in ours):
+    for golden in (g for g in op_cases("activation") if g.op in ours):
         assert_bytes(lookup(golden.op)(**golden.call()), golden.outputs["out"], str(golden))
 
 
