@@ -1,10 +1,10 @@
-"""Makes ops/numerics/coefficients.py: the polynomials of the float32 transcendental functions, fitted by us.
+"""Makes ops/numerics/coefficients.py and double_coefficients.py: the polynomials of the transcendental functions.
 
-    python -m vtlab.parity.fit_numerics            # prints the module; --write puts it in place
+    python -m vtlab.parity.fit_numerics            # prints the modules; --write puts them in place
 
-Each polynomial is a weighted minimax fit on one interval: values from mpmath at 50 digits on Chebyshev nodes, solved by
-Lawson's iteratively reweighted least squares. The coefficients are rounded to float32 one by one, lowest order first,
-and the rest is fitted again around those already fixed, so that a rounding is repaired by its neighbours.
+Each float32 polynomial is a weighted minimax fit on one interval: values from mpmath at 50 digits on Chebyshev nodes,
+solved by Lawson's iteratively reweighted least squares. The coefficients are rounded to float32 one by one, lowest
+order first, and the rest is fitted again around those already fixed, so that a rounding is repaired by its neighbours.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 mp.mp.dps = 50
 _NODES = 600
 _ROUNDS = 80
+DOUBLE_POLE, DOUBLE_REACH = 3.75, 30.0  # erfc in float64: t = (x - POLE) / (x + POLE) for 0 <= x <= REACH
 
 
 def fit(
@@ -132,6 +133,33 @@ def module() -> str:
     return "\n".join([*lines, "], np.float32)", ""])
 
 
+def double_module() -> str:
+    """The text of ops/numerics/double_coefficients.py: near-minimax by Chebyshev interpolation, highest order first."""
+    pole = mp.mpf(DOUBLE_POLE)
+
+    def scaled(t: mp.mpf) -> mp.mpf:
+        y = pole * (1 + t) / (1 - t)
+        return mp.exp(y * y) * mp.erfc(y) * (1 + 2 * y)
+
+    series = ratio(lambda z: mp.erf(mp.sqrt(z)) / mp.sqrt(z), 2 / mp.sqrt(mp.pi))
+    fits = {
+        "ERFCX": mp.chebyfit(scaled, [-1, (DOUBLE_REACH - pole) / (DOUBLE_REACH + pole)], 23, error=True),
+        "ERF": mp.chebyfit(series, [0, mp.mpf(1) / 4], 9, error=True),
+    }
+    lines = [
+        '"""Constants of the float64 error functions, made by parity/fit_numerics.py; highest order first."""',
+        "",
+        "# fmt: off",
+        f"POLE, REACH = {DOUBLE_POLE}, {DOUBLE_REACH}",
+    ]
+    for name, (values, error) in fits.items():
+        lines += ["", f"# the approximation alone errs by 2**{float(mp.log(error, 2)):.1f}", f"{name} = ("]
+        numbers = [repr(float(v)) for v in values]
+        lines += [f"    {', '.join(numbers[start : start + 4])}," for start in range(0, len(numbers), 4)]
+        lines += [")"]
+    return "\n".join([*lines, ""])
+
+
 def text(value: float) -> str:
     """The shortest decimal that reads back as this float32, in Python and in C++."""
     if 1e-3 < abs(value) < 1e6:
@@ -145,7 +173,8 @@ def row(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    if "--write" in sys.argv:
-        (Path(__file__).parents[1] / "ops" / "numerics" / "coefficients.py").write_text(module())
-    else:
-        print(module())
+    for name, make in {"coefficients.py": module, "double_coefficients.py": double_module}.items():
+        if "--write" in sys.argv:
+            (Path(__file__).parents[1] / "ops" / "numerics" / name).write_text(make())
+        else:
+            print(make())

@@ -77,28 +77,35 @@ class Arithmetic:
 
     @_quiet
     def add(self, a, b) -> np.ndarray:
+        """a + b."""
         return np.add(self._own(a), self._own(b))
 
     @_quiet
     def sub(self, a, b) -> np.ndarray:
+        """a - b."""
         return np.subtract(self._own(a), self._own(b))
 
     @_quiet
     def mul(self, a, b) -> np.ndarray:
+        """a * b."""
         return np.multiply(self._own(a), self._own(b))
 
     @_quiet
     def div(self, a, b) -> np.ndarray:
+        """a / b."""
         return np.divide(self._own(a), self._own(b))
 
     @_quiet
     def sqrt(self, x) -> np.ndarray:
+        """The square root."""
         return np.sqrt(self._own(x))
 
     def neg(self, x) -> np.ndarray:
+        """-x."""
         return np.negative(self._own(x))
 
     def abs(self, x) -> np.ndarray:
+        """|x|."""
         return np.abs(self._own(x))
 
     def minimum(self, a, b) -> np.ndarray:

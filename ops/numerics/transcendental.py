@@ -8,36 +8,17 @@ float32, gradual underflow included; `parity/numerics_proof.json` holds the exha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-
 import numpy as np
 
 from . import coefficients as c
+from .blocks import elementwise
 from .fma import fma_f32 as fma
-from .fma import single
 
-_BLOCK = 1 << 13
 _F = np.float32
 _MAGIC = _F(12582912.0)  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits
 _MAGIC_BITS = np.int32(0x4B400000)
 _SQRT_HALF_BITS = np.int32(0x3F3504F3)
 _NAN, _INF, _0, _1 = _F(np.nan), _F(np.inf), _F(0), _F(1)
-
-
-def _elementwise(compute: Callable) -> Callable:
-    """compute() on flat blocks that stay in cache, for float32 input of any shape."""
-
-    @wraps(compute)
-    def call(x) -> np.ndarray:
-        x = np.asarray(single(x))
-        flat, out = np.ascontiguousarray(x).reshape(-1), np.empty(x.size, np.float32)
-        with np.errstate(all="ignore"):
-            for start in range(0, flat.size, _BLOCK):
-                out[start : start + _BLOCK] = compute(flat[start : start + _BLOCK])
-        return out.reshape(x.shape)
-
-    return call
 
 
 def _horner(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -79,7 +60,7 @@ def _exp_parts(x: np.ndarray, x_lo) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return p, p_lo, t
 
 
-@_elementwise
+@elementwise
 def exp(x: np.ndarray) -> np.ndarray:
     """e**x."""
     p, p_lo, t = _exp_parts(_clip(x, -104, 89), _0)
@@ -105,7 +86,7 @@ def _log_of(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
     return np.where(at > _0, y, np.where(at == _0, -_INF, _NAN))
 
 
-@_elementwise
+@elementwise
 def log(x: np.ndarray) -> np.ndarray:
     """ln x. x = 2**k (1 + f), 1 + f in [sqrt(1/2), sqrt(2))."""
     tiny = x < _F(2.0**-126)
@@ -116,7 +97,7 @@ def log(x: np.ndarray) -> np.ndarray:
     return _log_of(x, s + s_lo, x)
 
 
-@_elementwise
+@elementwise
 def log1p(x: np.ndarray) -> np.ndarray:
     """ln(1 + x), with the rounding error of 1 + x carried along."""
     u = _1 + x
@@ -152,20 +133,20 @@ def _gated(x: np.ndarray, w: np.ndarray, w_lo: np.ndarray, t: np.ndarray, limit:
     return np.where(x == _0, x, y)
 
 
-@_elementwise
+@elementwise
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """1 / (1 + e**-x)."""
     q, q_lo, t = _sigmoid_parts(_clip(x, -120, 120), _0)
     return _scale(q + q_lo, t)
 
 
-@_elementwise
+@elementwise
 def silu(x: np.ndarray) -> np.ndarray:
     """x / (1 + e**-x); NaN at -inf."""
     return _gated(x, *_sigmoid_parts(_clip(x, -120, 120), _0), 120)
 
 
-@_elementwise
+@elementwise
 def tanh(x: np.ndarray) -> np.ndarray:
     """tanh x: x + x^3 p(x^2) under 0.55, 1 - 2 / (e**2|x| + 1) above."""
     a = np.abs(x)
@@ -178,7 +159,7 @@ def tanh(x: np.ndarray) -> np.ndarray:
     return np.copysign(np.where(a < _F(0.55), near, far), x)
 
 
-@_elementwise
+@elementwise
 def softplus(x: np.ndarray) -> np.ndarray:
     """log(1 + e**x) = max(x, 0) + log1p(e**-|x|)."""
     p, p_lo, t = _exp_parts(_clip(-np.abs(x), -120, 0), _0)
@@ -195,7 +176,7 @@ def softplus(x: np.ndarray) -> np.ndarray:
     return np.where(x == x, y, x)
 
 
-@_elementwise
+@elementwise
 def erf(x: np.ndarray) -> np.ndarray:
     """erf x: x + x p(x^2) under 0.875, 1 - exp(-p(|x|)) above."""
     a = np.abs(x)
@@ -210,7 +191,7 @@ def erf(x: np.ndarray) -> np.ndarray:
     return np.copysign(np.where(a < _F(0.875), near, far), x)
 
 
-@_elementwise
+@elementwise
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
     """x/2 * (1 + tanh u) = x * sigmoid(2u), 2u = sqrt(8/pi) * (x + 0.044715 x^3), evaluated to twice float32."""
     a = _clip(x, -11, 11)
@@ -226,7 +207,7 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
     return _gated(x, *_sigmoid_parts(u, u_lo), 11)
 
 
-@_elementwise
+@elementwise
 def gelu_erf(x: np.ndarray) -> np.ndarray:
     """x/2 * (1 + erf(x/sqrt(2))) = x * Phi(x), Phi(-a) = exp(-a^2/2) * M(a), M by a table of polynomials."""
     a = _clip(np.abs(x), 0, 14.75)
