@@ -22,13 +22,16 @@ def shown(name: str) -> str:
 
 
 class Cursor:
-    """Little-endian reads from `buffer`, in order; `items` is what is left of the budget for array items."""
+    """Little-endian reads from `buffer`, in order.
+
+    `strings_left` and `arrays_left` are what remains of the file's budgets for items of arrays.
+    """
 
     def __init__(self, buffer: mmap.mmap | bytes, file: str | Path):
         self.buffer, self.file = buffer, file
         self.position = 0
         self.limit = min(len(buffer), limits.HEADER_BYTES)
-        self.items = limits.ARRAY_ITEMS
+        self.strings_left, self.arrays_left = limits.ARRAY_STRINGS, limits.NESTED_ARRAYS
 
     def error(self, field: str, got: object, want: object, at: int | None = None) -> FormatError:
         return FormatError(self.file, self.position if at is None else at, field, got, want)
@@ -79,29 +82,32 @@ class Cursor:
         return array
 
     def strings(self, count: int, field: str) -> list[str]:
-        """`count` strings in a loop without calls: a vocabulary has hundreds of thousands."""
+        """`count` strings, within the budget of the file."""
+        self.strings_left -= count
+        if self.strings_left < 0:
+            raise self.error(f"{field}.len", count, f"at most {limits.ARRAY_STRINGS} in the file", self.position - 8)
+        return self._unpack_strings(count, f"{field}.array")
+
+    def _unpack_strings(self, count: int, field: str) -> list[str]:
+        """Strings in a loop without calls: a vocabulary has hundreds of thousands."""
         buffer, position, limit, most = self.buffer, self.position, self.limit, limits.STRING_BYTES
-        unpack, raw = U64.unpack_from, []
-        for index in range(count):
-            start = position + 8
-            if start > limit:
-                self.position = position
-                self.require(8, f"{field}[{index}].len")
-            (length,) = unpack(buffer, position)
-            position = start + length
-            if position > limit or length > most:
-                self.position = start
+        unpack, texts = U64.unpack_from, []
+        try:
+            for index in range(count):
+                start = position + 8
+                if start > limit:
+                    self.position = position
+                    self.require(8, f"{field}[{index}].len")
+                (length,) = unpack(buffer, position)
+                position = start + length
                 if length > most:
                     raise self.error(f"{field}[{index}].len", length, f"at most {most} bytes", start - 8)
-                self.require(length, f"{field}[{index}].string")
-            raw.append(buffer[start:position])
-        try:
-            texts = [item.decode() for item in raw]
+                if position > limit:
+                    self.position = start
+                    self.require(length, f"{field}[{index}].string")
+                texts.append(buffer[start:position].decode())
         except UnicodeDecodeError:
-            texts, at = [], self.position
-            for index, item in enumerate(raw):
-                texts.append(self._decode(item, f"{field}[{index}]", at + 8))
-                at += 8 + len(item)
+            self._decode(buffer[start:position], f"{field}[{index}]", start)
         self.position = position
         return texts
 

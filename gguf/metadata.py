@@ -42,12 +42,12 @@ def _read_array(cursor: Cursor, field: str, depth: int) -> np.ndarray | list:
     count = cursor.u64(f"{field}.len")
     if item_type in _FORMS:
         return _numbers(cursor, item_type, count, field)
-    cursor.items -= count
-    if cursor.items < 0:
-        want = f"at most {limits.ARRAY_ITEMS} strings and arrays in the file"
-        raise cursor.error(f"{field}.len", count, want, cursor.position - 8)
     if item_type == STRING:
-        return cursor.strings(count, f"{field}.array")
+        return cursor.strings(count, field)
+    cursor.arrays_left -= count
+    if cursor.arrays_left < 0:
+        want = f"at most {limits.NESTED_ARRAYS} arrays in arrays in the file"
+        raise cursor.error(f"{field}.len", count, want, cursor.position - 8)
     return [_read_array(cursor, f"{field}.array[{index}]", depth + 1) for index in range(count)]
 
 

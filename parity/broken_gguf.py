@@ -88,9 +88,14 @@ CORRUPTIONS: dict[str, tuple[bytes, str]] = {
     "2^61 u64, 0 bytes modulo 2^64": (broken_value(ARRAY, array(UINT64, 2**61, b"")), f"{VALUE}.array"),
     "300,000 strings in 100 bytes": (broken_value(ARRAY, array(STRING, 300_000, b"")), f"{VALUE}.array[1].len"),
     "2^21+1 strings": (broken_value(ARRAY, array(STRING, 2**21 + 1, b"")), f"{VALUE}.len"),
+    "2^16+1 arrays": (broken_value(ARRAY, array(ARRAY, 2**16 + 1, b"")), f"{VALUE}.len"),
     "2^64-1 strings": (broken_value(ARRAY, array(STRING, 2**64 - 1, b"")), f"{VALUE}.len"),
     "string of an array past the end": (broken_value(ARRAY, array(STRING, 1, U64(2**20))), f"{VALUE}.array[0].string"),
     "string of an array 2^64-1 long": (broken_value(ARRAY, array(STRING, 1, U64(2**64 - 1))), f"{VALUE}.array[0].len"),
+    "2^21 strings after another": (
+        broken_value(ARRAY, array(ARRAY, 2, array(STRING, 1, text("a")) + array(STRING, 2**21, b""))),
+        f"{VALUE}.array[1].len",
+    ),
     "second string not UTF-8": (
         broken_value(ARRAY, array(STRING, 2, text("ä") + text(b"\x80"))),
         f"{VALUE}.array[1].string",
