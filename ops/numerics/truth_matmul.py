@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 from .threads import parallel
 
-SUM_BLOCK = 128
+SUM_BLOCK = 256
 """TRUTH sums this many neighbours at a time, then block after block: whole blocks of zeros change no byte."""
 
 # A BLAS picks its kernel, and with it the order in which an element is summed, by the shape of the whole product.
 # So it is only ever given one shape: tiles of ROWS x COLUMNS elements over at most SUM_BLOCK of K, zero-padded, whose
-# results are added in ascending k. At this size a tile is far below where BLAS libraries start threads of their own.
-ROWS, COLUMNS = 8, 64
-_AT_A_TIME = 1 << 16  # products of tiles held before they are added up: 512 KiB
-_BLOCKS_A_PIECE = 16
+# results are added in ascending k. At this size a tile is under where BLAS libraries start threads of their own.
+ROWS, COLUMNS = 8, 128
+_TILES = 16  # tiles multiplied by one call: with a tile of weights they stay in the second-level cache
+_A_PIECE = 8  # columns of tiles that a thread takes at a time
 
 
 def blocked_sum(x: np.ndarray) -> np.ndarray:
@@ -37,54 +37,50 @@ def blocked_matmul(a: np.ndarray, b_t: np.ndarray, widen: Callable) -> np.ndarra
     any number of threads; for K a multiple of SUM_BLOCK also when whole blocks of zeros extend it on either side.
     """
     (rows, length), columns = a.shape, b_t.shape[0]
-    out = np.zeros((rows, columns))
-    if not out.size or not length:
-        return out
-    parts = -(-length // SUM_BLOCK)
-    depth = -(-length // parts)
-    left = _padded(a, -(-rows // ROWS) * ROWS, parts * depth).reshape(-1, ROWS, parts, depth).transpose(2, 0, 1, 3)
+    if not rows or not columns or not length:
+        return np.zeros((rows, columns))
+    left = _row_tiles(a)
+    strips = -(-columns // COLUMNS)
+    halfway = np.float32 if b_t.dtype.itemsize <= 2 or b_t.dtype == np.float32 else np.float64
+    out = np.empty((left.shape[1] * ROWS, strips * COLUMNS))
+    tiles = out.reshape(-1, ROWS, strips, COLUMNS)
 
-    def run(starts: range) -> None:
-        with np.errstate(all="ignore"):
-            for n, right in _widened(b_t, starts, parts, depth, widen):
-                _column_of_tiles(left, right, out[:, n : n + COLUMNS])
+    def run(piece: range) -> None:
+        weights = np.zeros((COLUMNS, left.shape[0] * left.shape[3]))
+        right = weights.reshape(COLUMNS, 1, left.shape[0], left.shape[3]).transpose(2, 1, 3, 0)
+        for strip in piece:
+            block = b_t[strip * COLUMNS : (strip + 1) * COLUMNS]
+            weights[: block.shape[0], :length] = widen(block, halfway)
+            weights[block.shape[0] :] = 0
+            _multiply(left, right, tiles[:, :, strip])
 
-    span = COLUMNS * _BLOCKS_A_PIECE if columns > 4 * COLUMNS * _BLOCKS_A_PIECE else COLUMNS
-    pieces = [range(n, min(n + span, columns), COLUMNS) for n in range(0, columns, span)]
-    parallel(run, pieces, work=columns * length * left.shape[1])
-    return out
+    span = _A_PIECE if strips > 4 * _A_PIECE else 1
+    pieces = [range(s, min(s + span, strips)) for s in range(0, strips, span)]
+    with np.errstate(all="ignore"):
+        parallel(run, pieces, work=left.size * columns)
+    return out[:rows, :columns]
 
 
-def _column_of_tiles(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+def _row_tiles(a: np.ndarray) -> np.ndarray:
+    """[M, K] -> zero-padded [parts, tiles, ROWS, depth], each tile contiguous."""
+    (rows, length), parts = a.shape, -(-a.shape[1] // SUM_BLOCK)
+    tiles, depth = -(-rows // ROWS), -(-length // (8 * parts)) * 8
+    padded = np.zeros((tiles * ROWS, parts * depth))
+    padded[:rows, :length] = a
+    return np.ascontiguousarray(padded.reshape(tiles, ROWS, parts, depth).transpose(2, 0, 1, 3))
+
+
+def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     """left [parts, tiles, ROWS, depth] x right [parts, 1, depth, COLUMNS], summed over the parts, into out."""
     parts, tiles = left.shape[:2]
-    group = min(tiles, max(1, _AT_A_TIME // (parts * ROWS * COLUMNS)))
-    products = np.empty((parts, group, ROWS, COLUMNS))
+    group = min(tiles, _TILES)
+    step = max(1, 2 * _TILES // group)
+    products = np.empty((min(step, parts - 1), group, ROWS, COLUMNS))
     for t in range(0, tiles, group):
-        some = products[:, : min(group, tiles - t)]
-        np.matmul(left[:, t : t + group], right, out=some)
-        total = some[0]
-        for part in some[1:]:
-            total += part
-        rows = out[t * ROWS : (t + group) * ROWS]
-        rows[...] = total.reshape(-1, COLUMNS)[: rows.shape[0], : out.shape[1]]
-
-
-def _widened(b_t: np.ndarray, starts: range, parts: int, depth: int, widen: Callable) -> Iterator:
-    """(n, weights n ... n + COLUMNS as float64 [parts, 1, depth, COLUMNS]) for each start; one buffer serves them all."""
-    buffer = np.zeros((COLUMNS, parts * depth))
-    view = buffer.reshape(COLUMNS, 1, parts, depth).transpose(2, 1, 3, 0)
-    exact = np.float32 if b_t.dtype.itemsize <= 2 or b_t.dtype == np.float32 else np.float64
-    for n in starts:
-        block = b_t[n : n + COLUMNS]
-        buffer[block.shape[0] :] = 0
-        buffer[: block.shape[0], : b_t.shape[1]] = widen(block, exact)
-        yield n, view
-
-
-def _padded(a: np.ndarray, rows: int, length: int) -> np.ndarray:
-    if a.shape == (rows, length) and a.flags.c_contiguous:
-        return a
-    padded = np.zeros((rows, length))
-    padded[: a.shape[0], : a.shape[1]] = a
-    return padded
+        total = out[t : t + group]
+        np.matmul(left[0, t : t + group], right[0], out=total)
+        for p in range(1, parts, step):
+            some = products[: min(step, parts - p), : total.shape[0]]
+            np.matmul(left[p : p + step, t : t + group], right[p : p + step], out=some)
+            for product in some:
+                total += product
