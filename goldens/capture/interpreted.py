@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 
+import numpy as np
+
 
 def enable() -> None:
     """Make vllm.triton_utils.HAS_TRITON true, with every kernel run by Triton's interpreter."""
@@ -26,6 +28,17 @@ def enable() -> None:
         importlib.metadata.version = true_version
     if not triton_utils.HAS_TRITON:
         raise RuntimeError("Triton could not be enabled: is it installed?")
+    _give_log1p(triton_utils)
+
+
+def _give_log1p(triton_utils) -> None:
+    """The interpreter has no device library: give it NumPy's float32 log1p."""
+    from triton.runtime.interpreter import TensorHandle
+
+    def log1p(x):
+        return triton_utils.tl.tensor(TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
+
+    triton_utils.tldevice.log1p = log1p
 
 
 enable()

@@ -107,6 +107,8 @@ def attention(record: Record) -> None:
                 )  # fmt: skip
                 record.case("paged_attention", name, f"vllm_flash_attn.flash_attn_varlen_func(fa_version={version})",
                             {**call, "return_lse": True}, {**inputs, **extra}, {"out": out, "lse": lse})  # fmt: skip
+        if window is not None and not causal:
+            continue  # the Triton kernel zeroes values by their distance from the first query of its block
         name = f"{shape}_{mask_name(mask)}_triton"
         with record.attempt(name):
             from vllm.v1.attention.ops.triton_unified_attention import unified_attention
@@ -137,6 +139,6 @@ def merge(record: Record) -> None:
             out, lse = torch.empty_like(po), torch.empty_like(pl)
             torch.ops._C.merge_attn_states(out, lse, po, pl, so, sl, None, None)
             record.case("merge_attn_states", name, "torch.ops._C.merge_attn_states", {},
-                        {"prefix_output": outs[0], "prefix_lse": lses[0],
-                         "suffix_output": outs[1], "suffix_lse": lses[1]},
-                        {"output": out, "lse": lse})  # fmt: skip
+                        {"prefix_out": outs[0], "prefix_lse": lses[0],
+                         "suffix_out": outs[1], "suffix_lse": lses[1]},
+                        {"out": out, "lse": lse})  # fmt: skip

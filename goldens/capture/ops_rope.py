@@ -18,7 +18,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "low_freq_factor": 1.0,
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 DEEPSEEK = {"rope_type": "deepseek_yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64,
-        "short_factor": [1.0 + 0.05 * i for i in range(16)], "long_factor": [1.0 + 0.5 * i * i for i in range(16)]}  # fmt: skip
+        "short_factor": [1.0 + 0.05 * i for i in range(16)],
+        "long_factor": [1.0 + 0.5 * i * i for i in range(16)]}  # fmt: skip
 
 # name: (rope_parameters, head_size, max_position, NeoX)
 CACHES: dict[str, tuple[dict, int, int, bool]] = {
