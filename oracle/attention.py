@@ -6,10 +6,12 @@ into chunks. Keys are summed in blocks of SUM_BLOCK at fixed absolute positions,
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, Value
-from vtlab.ops.dtypes import FLOATS
+from vtlab.ops.dtypes import dtype
 from vtlab.ops.numerics import SUM_BLOCK, parallel, sequential
 from vtlab.ops.table import op
 
@@ -46,7 +48,13 @@ _SHARED = {
 
 @op(
     row=_ROW,
-    args={"q": Tensor("T Hq D"), "k": Tensor("S Hk D", like="q"), "v": Tensor("S Hk D", like="q"), **_OPTIONS},
+    args={
+        "q": Tensor("T Hq D"),
+        "k": Tensor("S Hk D", like="q"),
+        "v": Tensor("S Hk D", like="q"),
+        **_OPTIONS,
+        "causal": Flag(),
+    },
     returns=_RETURNS,
     **_SHARED,
     mirror=Bound("1", scale=contract.dense_scale, why=contract.WHY),
@@ -109,7 +117,7 @@ def paged_attention(
     nx, q, k_cache, v_cache, block_table, seq_lens, query_start_loc, *, scale, causal=True, window=None, softcap=0.0,
     sinks=None, lse_includes_sink=True, alibi_slopes=None, return_lse=False, p_round=None,
 ):  # fmt: skip
-    """out[i, h] = sum_j p_ij / l_i * v_j, p_ij = exp(s_ij - m_i), s_ij = softcap(scale * q_i . k_j) + slope_h * (j - i).
+    """out_i = sum_j p_ij / l_i * v_j, p_ij = exp(s_ij - m_i), s_ij = softcap(scale * q_i . k_j) + slope * (j - i).
 
     Shapes: q [T, Hq, D] holds the new tokens of R requests one after the other, those of request r in rows
     query_start_loc[r] ... query_start_loc[r + 1]. k_cache, v_cache [NB, BS, Hk, D] in one dtype, which may differ from
@@ -131,8 +139,8 @@ def paged_attention(
     lse = np.full((q.shape[1], q.shape[0]), -np.inf, np.float32)
     options = (scale, softcap, sinks, lse_includes_sink, alibi_slopes, p_round)
     causal = np.broadcast_to(causal, seq_lens.shape)
-    for r, (start, stop) in enumerate(zip(query_start_loc[:-1], query_start_loc[1:])):
-        first, last, position = key_ranges(int(stop - start), int(seq_lens[r]), bool(causal[r]), window)
+    for r, (start, stop) in enumerate(pairwise(query_start_loc.tolist())):
+        first, last, position = key_ranges(stop - start, int(seq_lens[r]), bool(causal[r]), window)
         seen = first <= last
         if not seen.any():
             continue
@@ -155,7 +163,7 @@ def _gather(cache, pages, lo, hi):
 
 
 def _attend(nx, q, k, v, first, last, position, scale, softcap, sinks, lse_includes_sink, slopes, p_round):
-    """One request: q [L, Hq, D] over k, v [W, Hk, D], W whole blocks; row i sees keys first[i] ... last[i] inclusive."""
+    """One request: q [L, Hq, D] over k, v [W, Hk, D], W whole blocks; row i sees keys first[i] ... last[i]."""
     (rows, heads, width), group = q.shape, q.shape[1] // k.shape[1]
     out, lse = np.zeros(q.shape, q.dtype), np.full((heads, rows), -np.inf, np.float32)
     step = max(1, _SCORES_AT_A_TIME // max(1, group * k.shape[0]))
@@ -182,26 +190,22 @@ def _attend(nx, q, k, v, first, last, position, scale, softcap, sinks, lse_inclu
             scores = nx.add(scores, nx.mul(nx.load(slopes[own])[:, None], distance))
         scores = nx.where(visible, scores, nx.const(-np.inf))
         sink = None if sinks is None else nx.load(sinks[own])
-        result = _softmax(nx, scores, sink, lse_includes_sink)
-        p, total, out_lse = result
+        p, total, row_lse = _softmax(nx, scores, sink, lse_includes_sink)
         inverse = nx.div(nx.const(1), total)[..., None]
         if p_round is None:
-            p = nx.mul(p, inverse)
+            mixed = _weigh(nx, nx.mul(p, inverse), values, visible)
         else:
-            p = nx.load(nx.store(p, p_round))
-        mixed = _weigh(nx, p, values, visible)
-        if p_round is not None:
-            mixed = nx.mul(mixed, inverse)
+            mixed = nx.mul(_weigh(nx, nx.load(nx.store(p, dtype(p_round))), values, visible), inverse)
         mixed = nx.where(seen[:, None, None], mixed, nx.const(0))
         out[some, own] = nx.store(mixed, q.dtype)
-        lse[own, some] = nx.store(nx.where(seen[:, None], out_lse, nx.const(-np.inf)), np.float32).T
+        lse[own, some] = nx.store(nx.where(seen[:, None], row_lse, nx.const(-np.inf)), np.float32).T
 
     parallel(run, tasks, work=rows * heads * k.shape[0])
     return out, lse
 
 
 def _softmax(nx, scores, sink, lse_includes_sink):
-    """p = exp(s - m), l = sum p (and the sink), lse = m + log(l), for scores [n, G, w] where -inf masks."""
+    """p = exp(s - m), l = sum p + exp(sink - m), lse = log(sum exp(s)), for scores [n, G, w] where -inf masks."""
     top = nx.max(scores)
     largest = top if sink is None else nx.maximum(top, sink)
     finite = nx.where(largest == -np.inf, nx.const(0), largest)  # a row without keys: exp(-inf - 0) = 0
@@ -209,11 +213,11 @@ def _softmax(nx, scores, sink, lse_includes_sink):
     total = nx.sum(p, order=sequential)
     if sink is not None:
         total = nx.add(total, nx.exp(nx.sub(sink, finite)))
-    if sink is None or lse_includes_sink:
-        return p, nx.where(total == 0, nx.const(1), total), nx.add(finite, nx.log(total))
-    own = nx.where(top == -np.inf, nx.const(0), top)
-    keys_only = nx.sum(nx.exp(nx.sub(scores, own[..., None])), order=sequential)
-    return p, total, nx.add(own, nx.log(keys_only))
+    lse = nx.add(finite, nx.log(total))
+    if sink is not None and not lse_includes_sink:  # against the keys' own maximum: a large sink must not swamp them
+        own = nx.where(top == -np.inf, nx.const(0), top)
+        lse = nx.add(own, nx.log(nx.sum(nx.exp(nx.sub(scores, own[..., None])), order=sequential)))
+    return p, nx.where(total == 0, nx.const(1), total), lse
 
 
 def _weigh(nx, p, values, visible):

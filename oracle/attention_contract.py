@@ -1,4 +1,4 @@
-"""What the attention contracts say beyond shapes: who sees which keys, what is refused, example metadata, error scales."""
+"""What the attention contracts say beyond shapes: who sees which keys, refusals, example metadata, error scales."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ of them, their sum, two quotients, two products and a sum"""),
     nan="propagates, from a side of weight 0 too: its rows must be finite",
     lse_base="natural; +inf (FlashAttention-2's empty row) counts as -inf",
     layout="the outputs may have padded heads; results are contiguous",
-    upstream="torch.ops._C.merge_attn_states; vllm/v1/attention/ops/triton_merge_attn_states.py gives zeros for empty rows",
+    upstream="torch.ops._C.merge_attn_states; triton_merge_attn_states.py gives zeros for empty rows",
     examples=(
         {"T": 6, "H": 4, "D": 32, "prefix_out": "float32"},
         {"T": 5, "H": 2, "D": 8, "prefix_out": "bfloat16", "edge": -np.inf},
