@@ -58,14 +58,15 @@ class GoldenCase:
 
 @dataclass(frozen=True)
 class GoldenFile:
-    """What a golden file holds. `kind` is "ops" or "tokens"; `cases` counts cases by op, or prompts."""
+    """What a golden file holds. `kind` is "ops" or "tokens"; `ops` counts its cases by op, `prompts` its streams."""
 
     path: Path
     kind: str
     name: str
     build: str
     provenance: Mapping[str, object] = field(repr=False)
-    cases: Mapping[str, int]
+    ops: Mapping[str, int]
+    prompts: int
     errors: Mapping[str, str]
 
 
@@ -145,11 +146,13 @@ def _list_ops() -> Iterator[GoldenFile]:
         for case in about["cases"]:
             counts[case["op"]] = counts.get(case["op"], 0) + 1
         provenance = about["provenance"]
-        yield GoldenFile(path, "ops", path.name.split(".")[0], provenance["build"], provenance, counts, about["errors"])
+        yield GoldenFile(
+            path, "ops", path.name.split(".")[0], provenance["build"], provenance, counts, 0, about["errors"]
+        )
 
 
 def _list_tokens() -> Iterator[GoldenFile]:
     for path in sorted((FOLDER / "tokens").glob("*.json")):
         record = token_golden(path.stem)
-        provenance, count = record["provenance"], {"prompts": len(record["prompts"])}
-        yield GoldenFile(path, "tokens", path.stem, provenance["build"], provenance, count, {})
+        provenance, count = record["provenance"], len(record["prompts"])
+        yield GoldenFile(path, "tokens", path.stem, provenance["build"], provenance, {}, count, {})
