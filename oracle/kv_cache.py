@@ -61,7 +61,7 @@ def _heads_are_packed(arguments, axes):
     """key or value whose heads are not D elements apart (rows may be any distance apart)"""
     for name in ("key", "value"):
         array = arguments[name]
-        if array.shape[1] > 1 and array.strides[1] != array.shape[2] * array.dtype.itemsize:
+        if array.size and array.shape[1] > 1 and array.strides[1] != array.shape[2] * array.dtype.itemsize:
             raise refuse(name, f"heads {array.strides[1]} bytes apart", f"{array.shape[2] * array.dtype.itemsize}")
 
 

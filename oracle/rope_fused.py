@@ -98,7 +98,7 @@ def attn_qk_norm_rope_gate(
     gate_dtype = out_dtype if gate_dtype is None else storage(gate_dtype)
     half = cos_sin.shape[-1] // 2
     cos, sin = cos_sin[:, :half], cos_sin[:, half:]
-    chunks = qgate.reshape(tokens, -1, 2 * width)
+    chunks = qgate.reshape(tokens, qgate.shape[1] // (2 * width), 2 * width)
 
     def front(x, weight):
         normed = _normed(nx, nx.load(x), weight, eps, gemma)
@@ -107,7 +107,7 @@ def attn_qk_norm_rope_gate(
 
     gate = chunks[..., width:]
     gate = np.array(gate, order="C") if gate.dtype == gate_dtype else nx.store(nx.load(gate), gate_dtype)
-    return front(chunks[..., :width], q_norm), front(kf.reshape(tokens, -1, width), k_norm), gate
+    return front(chunks[..., :width], q_norm), front(kf.reshape(tokens, kf.shape[1] // width, width), k_norm), gate
 
 
 @op(
