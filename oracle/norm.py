@@ -21,10 +21,10 @@ _OUT_DTYPE = Choice(("float32", "bfloat16", "float16"), optional=True)
 
 def inverse_rms(nx, value, eps, *, mean=True):
     """1 / sqrt(mean(value^2) + eps) of each row, or of the sum instead of the mean; keeps a last axis of size 1."""
-    total = nx.sum(nx.mul(value, value), order=TREE)[..., None]
+    total = nx.sum(nx.mul(value, value), order=TREE, keepdims=True)
     if mean:
-        total = nx.div(total, nx.const(max(value.shape[-1], 1)))
-    return nx.div(nx.const(1), nx.sqrt(nx.add(total, nx.const(eps))))
+        total = nx.div(total, max(value.shape[-1], 1))
+    return nx.div(1, nx.sqrt(nx.add(total, eps)))
 
 
 def _residual_has_dtype_of_x(arguments, axes):
@@ -104,7 +104,7 @@ def rms_norm(nx, x, weight, *, residual=None, eps=1e-6, gemma=False, rounding="v
         scaled = nx.load(nx.store(scaled, weight.dtype))
         product = nx.load(nx.store(nx.mul(scaled, nx.load(weight)), weight.dtype))
     else:
-        product = nx.mul(scaled, nx.add(nx.load(weight), nx.const(1)) if gemma else nx.load(weight))
+        product = nx.mul(scaled, nx.add(nx.load(weight), 1) if gemma else nx.load(weight))
     out = nx.store(product, x.dtype)
     return out if residual is None else (out, residual)
 
@@ -239,8 +239,8 @@ def layer_norm(nx, x, weight=None, bias=None, *, eps=1e-5):
     Source: Ba, Kiros & Hinton 2016 (arXiv 1607.06450); vllm/model_executor/layers/layernorm.py, LayerNorm.
     """
     value = nx.load(x)
-    mean = nx.div(nx.sum(value, order=TREE), nx.const(x.shape[-1]))
-    centred = nx.sub(value, mean[..., None])
+    mean = nx.div(nx.sum(value, order=TREE, keepdims=True), x.shape[-1])
+    centred = nx.sub(value, mean)
     out = nx.mul(centred, inverse_rms(nx, centred, eps))
     if weight is not None:
         out = nx.mul(out, nx.load(weight))

@@ -221,7 +221,7 @@ def test_norms_refuse(name):
 
 mutations("rms_norm", {
     "drop the square root": ("nx.sqrt(", "(", "inverse_rms"),
-    "forget eps": ("nx.add(total, nx.const(eps))", "total", "inverse_rms"),
+    "forget eps": ("nx.add(total, eps)", "total", "inverse_rms"),
     "255 lanes": ("order=TREE", "order=strided_tree(255)", "inverse_rms"),
     "divide by the count plus one": ("max(value.shape[-1], 1)", "value.shape[-1] + 1", "inverse_rms"),
     "normalise the unrounded sum": ("total if native else", "total if True else"),
@@ -229,7 +229,7 @@ mutations("rms_norm", {
     "round before the weight only": ("nx.load(nx.store(nx.mul(scaled, nx.load(weight)), weight.dtype))",
                                      "nx.mul(scaled, nx.load(weight))"),
     "skip the native rounding": ("if native and not gemma", "if False and not gemma"),
-    "Gemma's weight without one": ("nx.const(1)) if gemma", "nx.const(0)) if gemma"),
+    "Gemma's weight without one": ("nx.load(weight), 1) if gemma", "nx.load(weight), 0) if gemma"),
     "send Gemma to the CUDA op": ("(gemma or weight.dtype != x.dtype)", "weight.dtype != x.dtype"),
     "return the old residual": ("residual = nx.store(total, residual.dtype)", "residual = residual.copy()"),
 })  # fmt: skip
@@ -282,7 +282,7 @@ def test_rms_norm_gated_of_special_gates():
 
 
 mutations("rms_norm_gated", {
-    "forget the weight": (", nx.load(weight))", ", nx.const(1))"),
+    "forget the weight": (", nx.load(weight))", ", 1.0)"),
     "SiLU for the sigmoid": ("nx.sigmoid(z) if sigmoid_gate", "nx.silu(z) if sigmoid_gate"),
     "norm after the gate": ("value, z = nx.load(x), nx.load(gate)",
                             "value, z = nx.mul(nx.load(x), nx.silu(nx.load(gate))), nx.load(gate)"),
@@ -320,7 +320,7 @@ def test_l2norm_of_special_rows():
 mutations("l2norm", {
     "mean instead of sum": ("mean=False", "mean=True"),
     "drop the square root": ("nx.sqrt(", "(", "inverse_rms"),
-    "forget eps": ("nx.add(total, nx.const(eps))", "total", "inverse_rms"),
+    "forget eps": ("nx.add(total, eps)", "total", "inverse_rms"),
     "keep x's dtype": ("out_dtype or x.dtype", "x.dtype"),
 })  # fmt: skip
 
@@ -383,8 +383,8 @@ mutations("layer_norm", {
     "unbiased variance": ("inverse_rms(nx, centred, eps)",
                           "inverse_rms(nx, nx.mul(centred, (x.shape[-1] / max(x.shape[-1] - 1, 1)) ** 0.5), eps)"),
     "variance about zero": ("inverse_rms(nx, centred, eps)", "inverse_rms(nx, value, eps)"),
-    "forget the mean": ("nx.sub(value, mean[..., None])", "value"),
+    "forget the mean": ("nx.sub(value, mean)", "value"),
     "bias before the weight": ("out = nx.mul(out, nx.load(weight))",
                                "out = nx.mul(out if bias is None else nx.add(out, nx.load(bias)), nx.load(weight))"),
-    "sum sequentially": ("nx.sum(value, order=TREE)", "nx.sum(value)"),
+    "sum sequentially": ("nx.sum(value, order=TREE, keepdims=True)", "nx.sum(value, keepdims=True)"),
 })  # fmt: skip

@@ -53,15 +53,14 @@ def _horner(coefficients: Sequence[float], x: np.ndarray) -> np.ndarray:
 
 @elementwise
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), in the form that cannot overflow."""
-    small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, small) / (1 + small)
+    """1 / (1 + exp(-x)): where exp overflows the result is 0, as near as any storage format can tell."""
+    return 1 / (1 + np.exp(-x))
 
 
 @elementwise
 def silu(x: np.ndarray) -> np.ndarray:
-    """x * sigmoid(x); NaN at -inf, as x / (1 + exp(-x)) is."""
-    return x * sigmoid(x)
+    """x / (1 + exp(-x)); NaN at -inf."""
+    return x / (1 + np.exp(-x))
 
 
 @elementwise
