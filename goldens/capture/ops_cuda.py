@@ -133,7 +133,7 @@ def rope(record: Record) -> None:
             qd, pd, cd = gpu(q, positions, cache)
             torch.ops._C.rotary_embedding(pd, qd.view(5, -1), None, 128, cd, False, offset, inverse)
             record.case("rope_from_cache", name, "torch.ops._C.rotary_embedding",
-                        {"k": None, "is_neox": False, "rope_dim_offset": offset, "inverse": inverse},
+                        {"is_neox": False, "rope_dim_offset": offset, "inverse": inverse},
                         {"q": q, "positions": positions, "cos_sin_cache": cache}, {"q": qd})  # fmt: skip
     for neox, dim, rotary, kind in ((True, 128, 128, BF16), (False, 128, 128, BF16), (True, 64, 64, BF16),
                                     (True, 256, 64, BF16), (True, 128, 128, F32)):  # fmt: skip
