@@ -186,7 +186,7 @@ def test_gated_products_are_linear_in_powers_of_two_of_up(seed, rounding, expone
 
 @checks("silu_and_mul", "gelu_and_mul", "silu_and_mul_clamp", "soft_cap", "relu")
 def test_activations_against_vllm():
-    """bfloat16 to the byte, float32 in bound; gelu to the byte down to a gate of -4, where vLLM's own 1 + tanh goes."""
+    """bfloat16 to the byte, float32 in bound. torch's CPU tanh is off by an ulp near -1: gelu to the byte above -4."""
     ours = {"silu_and_mul", "gelu_and_mul", "silu_and_mul_clamp", "soft_cap", "relu"}
     for golden in (g for g in op_cases("activation") if g.op in ours):
         found, got = lookup(golden.op), golden.outputs["out"]
@@ -194,7 +194,7 @@ def test_activations_against_vllm():
         assert_within_bound(found, golden.call(), (want,), (got,), str(golden))
         if want.dtype.itemsize == 2:
             x = golden.inputs["x"]
-            tail = (x[..., : want.shape[-1]].astype(F32) < -4) & (golden.op == "gelu_and_mul")
+            tail = (x[..., : want.shape[-1]].astype(F32) < -4) & (str(golden)[:4] == "gelu") & (golden.build == "cpu")
             assert_ulp(np.where(tail, want, got), want, 0, what=str(golden))
 
 

@@ -161,7 +161,10 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 @checks("rms_norm", "rms_norm_gated", "l2norm", "layer_norm")
 def test_norms_against_vllm():
-    """bfloat16 to the byte where vLLM ran on a CPU, up to flips of its float32 roundings on a GPU; float32 in bound."""
+    """float32 in bound; bfloat16 to the byte where vLLM ran on a CPU, up to the flips of its float32 roundings on a GPU.
+
+    22 roundings are those of the contract's bound at the widest golden, H = 5120.
+    """
     for golden in op_cases("norm"):
         found = lookup(golden.op)
         results = found(**golden.call())
@@ -172,7 +175,7 @@ def test_norms_against_vllm():
             if golden.build == "cpu" and want.dtype.itemsize == 2:
                 assert_bytes(got, want, str(golden))
             elif want.dtype.itemsize == 2:
-                assert_ulp(got, want, 1, flip_share(30, want.size), str(golden))
+                assert_ulp(got, want, 1, flip_share(22, want.size), str(golden))
 
 
 REFUSED = {
