@@ -48,16 +48,16 @@ def blocked_matmul(a: np.ndarray, b_t: np.ndarray, widen: Callable) -> np.ndarra
     def run(piece: range) -> None:
         weights = np.zeros((COLUMNS, left.shape[0] * left.shape[3]))
         right = weights.reshape(COLUMNS, 1, left.shape[0], left.shape[3]).transpose(2, 1, 3, 0)
-        for strip in piece:
-            block = b_t[strip * COLUMNS : (strip + 1) * COLUMNS]
-            weights[: block.shape[0], :length] = widen(block, halfway)
-            weights[block.shape[0] :] = 0
-            _multiply(left, right, tiles[:, :, strip])
+        with np.errstate(all="ignore"):  # a thread starts with NumPy's own settings
+            for strip in piece:
+                block = b_t[strip * COLUMNS : (strip + 1) * COLUMNS]
+                weights[: block.shape[0], :length] = widen(block, halfway)
+                weights[block.shape[0] :] = 0
+                _multiply(left, right, tiles[:, :, strip])
 
     span = _A_PIECE if strips > 4 * _A_PIECE else 1
     pieces = [range(s, min(s + span, strips)) for s in range(0, strips, span)]
-    with np.errstate(all="ignore"):
-        parallel(run, pieces, work=left.size * columns)
+    parallel(run, pieces, work=left.size * columns)
     return out[:rows, :columns]
 
 
