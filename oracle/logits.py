@@ -140,7 +140,7 @@ def apply_penalties(
     requires=(has_vocabulary,),
 )
 def apply_min_p(nx, logits, min_p):
-    """l' = -inf where softmax(l) < min_p * max(softmax(l)); rows with min_p <= 0 stay.
+    """l' = -inf where softmax(l) < min_p * max(softmax(l)); nothing is below that where min_p <= 0.
 
     Shapes: logits [R, V] float32; min_p [R] float32.
     Rounding points: the probabilities and the threshold round to float32 before they are compared.
@@ -150,8 +150,7 @@ def apply_min_p(nx, logits, min_p):
     probabilities = nx.store(softmax(nx, logits), np.float32)
     peak = nx.load(probabilities.max(axis=-1))
     threshold = nx.store(nx.mul(nx.load(min_p), peak), np.float32)
-    masked = (probabilities < threshold[:, None]) & (min_p > 0)[:, None]
-    return np.where(masked, MASKED, logits)
+    return np.where(probabilities < threshold[:, None], MASKED, logits)
 
 
 def ascending_order(values: np.ndarray) -> np.ndarray:
