@@ -115,7 +115,7 @@ def test_tiny_goldens_rest_on_this_checkpoint_and_these_prompts(file):
 
 @pytest.mark.parametrize("file", [file for file in TOKENS if file.name.endswith("_float32")], ids=name_of)
 def test_float32_streams_are_robust(file):
-    """Each arg-max leads by far more than float32 evaluations differ (1e-5 nats on these models)."""
+    """Each arg-max leads by far more than float32 evaluations differ (transformers and vLLM: 3.5e-5 nats)."""
     gaps = [top[0][1] - top[1][1] for output in token_golden(file.name)["outputs"] for top in output["logprobs"]]
     assert min(gaps) > 5e-4
 
