@@ -227,10 +227,11 @@ def relu(nx, x):
 
 @op(
     row=_ROW,
-    args={"x": Tensor("... V"), "cap": Scalar(above=0, example=30.0), "rounding": Choice(("vt", "vllm_native"))},
+    args={"x": Tensor("... V"), "cap": Scalar(above=0, example=30.0), "rounding": _VARIANTS},
     returns={"out": Tensor("... V", like="x")},
     rounding={
         "vt": ("out = round(cap * tanh(x / cap))",),
+        "vllm": ("y = round(x / cap)", "t = round(tanh(y))", "out = round(t * cap)"),
         "vllm_native": ("y = round(x / cap)", "t = round(tanh(y))", "out = round(t * cap)"),
     },
     parity=Parity("bytes"),
@@ -238,7 +239,7 @@ def relu(nx, x):
         "6",
         ulps=5,
         why="cap rounds to float32 (it acts twice), a division, tanh within 1 ulp (2 roundings), a product; tanh "
-        "carries at most its argument's relative error. The store flips one ulp, a flip of vllm_native's y or t "
+        "carries at most its argument's relative error. The store flips one ulp, a flip of vLLM's y or t "
         "moves out by two each",
     ),
     nan="propagates; +-inf gives +-cap",
@@ -246,17 +247,18 @@ def relu(nx, x):
     examples=(
         {"...": (3,), "V": 64, "cap": 30.0},
         {"...": (3,), "V": 65, "x": "bfloat16", "cap": 0.5},
-        {"...": (2,), "V": 64, "x": "bfloat16", "cap": 50.0, "rounding": "vllm_native"},
+        {"...": (2,), "V": 64, "x": "bfloat16", "cap": 50.0, "rounding": "vllm"},
     ),
 )
 def soft_cap(nx, x, cap, *, rounding="vt"):
     """out = cap * tanh(x / cap).
 
     Shapes: x, out [..., V], one dtype.
-    Rounding points: "vt" rounds once; "vllm_native" (vLLM's logits processor, which works in the logits' dtype)
-    rounds after the division, after tanh and after the product. x / cap is a division, not a product with 1 / cap.
+    Rounding points: "vt" rounds once; "vllm" and "vllm_native" (one and the same: vLLM's logits processor works in
+    the logits' dtype) round after the division, after tanh and after the product. x / cap is a division, not a
+    product with 1 / cap.
     Errors: ContractError for cap <= 0.
     Source: Gemma 2 (arXiv 2408.00118); vllm/model_executor/layers/logits_processor.py.
     """
-    point = (lambda value: _through(nx, value, x.dtype)) if rounding == "vllm_native" else (lambda value: value)
+    point = (lambda value: _through(nx, value, x.dtype)) if rounding != "vt" else (lambda value: value)
     return nx.store(nx.mul(point(nx.tanh(point(nx.div(nx.load(x), cap)))), cap), x.dtype)

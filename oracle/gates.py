@@ -18,15 +18,15 @@ _SIGMOID = Bound(
     "3",
     ulps=3,
     why="sigmoid within 1 ulp (2 roundings), the product; the store can flip one ulp, and a flip of "
-    "vllm_native's rounded sigmoid moves the product by at most two more",
+    "vLLM's rounded sigmoid moves the product by at most two more",
 )
-_VT_OR_NATIVE = Choice(("vt", "vllm_native"))
+_VARIANTS = Choice(("vt", "vllm", "vllm_native"))
 
 
 def _gate_times(nx, value, gate, dtype, rounding):
-    """round(value * sigmoid(gate)), with the sigmoid rounded to `dtype` first under vllm_native."""
+    """round(value * sigmoid(gate)), with the sigmoid rounded to `dtype` first in vLLM."""
     weight = nx.sigmoid(nx.load(gate))
-    if rounding == "vllm_native":
+    if rounding != "vt":
         weight = nx.load(nx.store(weight, dtype))
     return nx.store(nx.mul(nx.load(value), weight), dtype)
 
@@ -34,14 +34,14 @@ def _gate_times(nx, value, gate, dtype, rounding):
 def _dtypes_fit(value, gate, vt_values):
     def check(arguments, axes):
         got, variant = {name: arguments[name].dtype.name for name in (value, gate)}, arguments["rounding"]
-        if variant == "vllm_native" and got[gate] != got[value]:
+        if variant != "vt" and got[gate] != got[value]:
             raise refuse(gate, f"dtype {got[gate]}", f"dtype {got[value]}, that of {value}")
         if variant == "vt" and got[gate] != "float32":
             raise refuse(gate, f"dtype {got[gate]}", "float32, the gate before any rounding")
         if variant == "vt" and got[value] not in vt_values:
             raise refuse(value, f"dtype {got[value]}", " or ".join(vt_values))
 
-    check.__doc__ = f"under vt {gate} is float32 and {value} {' or '.join(vt_values)}; under vllm_native one dtype"
+    check.__doc__ = f"under vt {gate} is float32 and {value} {' or '.join(vt_values)}; in vLLM's variants one dtype"
     return check
 
 
@@ -50,11 +50,12 @@ def _dtypes_fit(value, gate, vt_values):
     args={
         "attn": Tensor("... N", ("bfloat16", "float32", "float16")),
         "gate": Tensor("... N", ("float32", "bfloat16", "float16")),
-        "rounding": _VT_OR_NATIVE,
+        "rounding": _VARIANTS,
     },
     returns={"out": Tensor("... N", ("bfloat16", "float32", "float16"))},
     rounding={
         "vt": ("out = bf16(attn * sigmoid(gate)), gate never rounded",),
+        "vllm": ("s = round(sigmoid(gate)) to attn's dtype", "out = round(attn * s) to attn's dtype"),
         "vllm_native": ("s = round(sigmoid(gate)) to attn's dtype", "out = round(attn * s) to attn's dtype"),
     },
     parity=Parity("bytes"),
@@ -71,9 +72,9 @@ def _dtypes_fit(value, gate, vt_values):
 def sigmoid_gate_bf16(nx, attn, gate, *, rounding="vt"):
     """out = attn * sigmoid(gate), sigmoid(z) = 1 / (1 + exp(-z)).
 
-    Shapes: attn, gate, out [..., N]. "vt": attn bfloat16 or float32, gate float32, out bfloat16; "vllm_native": one
-    dtype for all three, so float32 models stay in float32.
-    Rounding points: "vt" rounds once; "vllm_native" (what Qwen3-Next's forward does) rounds the sigmoid too.
+    Shapes: attn, gate, out [..., N]. "vt": attn bfloat16 or float32, gate float32, out bfloat16; vLLM's
+    variants: one dtype for all three, so float32 models stay in float32.
+    Rounding points: "vt" rounds once; "vllm" and "vllm_native" (Qwen3-Next's forward) round the sigmoid too.
     Errors: ContractError for mismatched shapes, a rounded gate under "vt".
     Source: vllm/model_executor/models/qwen3_next.py, Qwen3NextAttention.forward.
     """
@@ -92,11 +93,12 @@ def _one_gate_per_token(arguments, axes):
     args={
         "sd": Tensor("T H", ("float32", "bfloat16", "float16")),
         "gl": Tensor("* G", ("float32", "bfloat16", "float16")),
-        "rounding": _VT_OR_NATIVE,
+        "rounding": _VARIANTS,
     },
     returns={"out": Tensor("T H", ("bfloat16", "float32", "float16"))},
     rounding={
         "vt": ("out = bf16(sigmoid(gl) * sd)",),
+        "vllm": ("s = round(sigmoid(gl)) to sd's dtype", "out = round(s * sd) to sd's dtype"),
         "vllm_native": ("s = round(sigmoid(gl)) to sd's dtype", "out = round(s * sd) to sd's dtype"),
     },
     parity=Parity("bytes"),
@@ -113,8 +115,8 @@ def _one_gate_per_token(arguments, axes):
 def shared_expert_gate(nx, sd, gl, *, rounding="vt"):
     """out[t] = sigmoid(gl[t]) * sd[t], sigmoid(z) = 1 / (1 + exp(-z)).
 
-    Shapes: sd, out [T, H]; gl [T] or [T, 1]. "vt": sd and gl float32, out bfloat16; "vllm_native": one dtype.
-    Rounding points: "vt" rounds once; "vllm_native" (what Qwen2-MoE's forward does) rounds the sigmoid too.
+    Shapes: sd, out [T, H]; gl [T] or [T, 1]. "vt": sd and gl float32, out bfloat16; vLLM's variants: one dtype.
+    Rounding points: "vt" rounds once; "vllm" and "vllm_native" (Qwen2-MoE's forward) round the sigmoid too.
     Errors: ContractError for any other number of gates, rounded inputs under "vt".
     Source: vllm/model_executor/models/qwen2_moe.py, Qwen2MoeMLP.forward.
     """
@@ -141,11 +143,12 @@ _GATE_NAN = "propagates; beta(-inf) = 0; a of -inf gives g = -0, of +inf -inf"
 
 @op(
     row=_ROW,
-    args={**_GATES, "rounding": Choice(("vt", "vllm"))},
+    args={**_GATES, "rounding": _VARIANTS},
     returns={"g": Tensor("T Hv", _F32), "beta": Tensor("T Hv", FLOATS)},
     rounding={
         "vt": ("g = f32(-exp(A_log) * softplus(a + dt_bias))", "beta = f32(sigmoid(b))"),
         "vllm": ("g = f32(-exp(A_log) * softplus(a + dt_bias))", "beta = round(sigmoid(b)) to b's dtype"),
+        "vllm_native": ("g = f32(-exp(A_log) * softplus(a + dt_bias))", "beta = round(sigmoid(b)) to b's dtype"),
     },
     parity=Parity("bytes"),
     mirror=Bound("6", scale=_gating_scale, ulps=1, why=_GATE_WHY),
@@ -163,7 +166,8 @@ def gdn_g_beta(nx, a, b, A_log, dt_bias, *, rounding="vt"):
 
     Shapes: a, b [T, Hv], rows may be strided; A_log, dt_bias float32 [Hv]; g float32 [T, Hv]; beta [T, Hv].
     softplus(y) = log1p(exp(y)); vLLM's threshold (y itself above 20) changes it by less than one part in 10^10.
-    Rounding points: one each, g and beta to float32; "vllm" rounds beta to b's dtype, as its fused_gdn_gating does.
+    Rounding points: one each, g and beta to float32; "vllm" and "vllm_native" round beta to b's dtype,
+    as fused_gdn_gating does on CUDA and on CPU.
     Errors: ContractError for mismatched shapes, A_log or dt_bias in another dtype.
     Source: Yang et al. 2024 (arXiv 2412.06464); vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
     """

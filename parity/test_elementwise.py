@@ -176,6 +176,18 @@ def test_elementwise_ops_against_torch_as_vllm_calls_it():
         assert_bytes(lookup(golden.op)(**golden.call()), golden.outputs["out"], str(golden))
 
 
+@checks("add", "mul_scalar")
+def test_out_must_not_share_memory_with_an_input():
+    x = draw((2, 3), "float32", 11)
+    before = x.copy()
+    for call in (lambda: ops.add(x, x[0], out=x), lambda: ops.mul_scalar(x, 2.0, out=x[::-1])):
+        with pytest.raises(ContractError) as refusal:
+            call()
+        assert refusal.value.argument == "out"
+    assert_bytes(x, before)
+    assert_bytes(ops.add(x, x), ops.mul_scalar(x, 2.0))
+
+
 REFUSED = {
     "add": [
         ("b", (np.zeros((2, 3), F32), np.zeros((1, 3), F32)), {}),

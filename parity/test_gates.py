@@ -18,6 +18,7 @@ from .scalar import draw, flip_share, floats, rounded, stored
 F32 = np.float32
 QUICK = settings(max_examples=15, deadline=None, derandomize=True)
 KINDS = ("float32", "bfloat16", "float16")
+VARIANTS = ("vt", "vllm", "vllm_native")
 
 
 def sigmoid(z):
@@ -37,13 +38,13 @@ def gated(values, gates, kind, native):
 
 GATE = [
     *(case(value=kind, gate="float32", rounding="vt") for kind in ("float32", "bfloat16")),
-    *(case(value=kind, gate=kind, rounding="vllm_native") for kind in KINDS),
+    *(case(value=kind, gate=kind, rounding=rounding) for kind in KINDS for rounding in VARIANTS[1:]),
 ]
 
 
 @checks("sigmoid_gate_bf16", cases=GATE)
 def test_sigmoid_gate_against_mpmath(case):
-    native = case.rounding == "vllm_native"
+    native = case.rounding != "vt"
     kind = case.value if native else "bfloat16"
     for shape in ((8, 32), (2, 3, 5), (7,)):
         attn, gate = draw(shape, case.value, 1), draw(shape, case.gate, 2, scale=3)
@@ -53,7 +54,7 @@ def test_sigmoid_gate_against_mpmath(case):
 
 @checks("shared_expert_gate", cases=[c for c in GATE if c.value == "float32" or c.rounding != "vt"])
 def test_shared_expert_gate_against_mpmath(case):
-    native = case.rounding == "vllm_native"
+    native = case.rounding != "vt"
     kind = case.value if native else "bfloat16"
     sd, gl = draw((7, 33), case.value, 3), draw((7,), case.gate, 4, scale=3)
     gates = [z for z in floats(gl) for _ in range(33)]
@@ -97,7 +98,7 @@ def g_beta(a, b, A_log, dt_bias):
     return g, beta
 
 
-@checks("gdn_g_beta", cases=[case(kind=k, merged=m, rounding=r) for k in KINDS for m in (0, 1) for r in ("vt", "vllm")])
+@checks("gdn_g_beta", cases=[case(kind=k, merged=m, rounding=r) for k in KINDS for m in (0, 1) for r in VARIANTS])
 def test_gdn_g_beta_against_mpmath(case):
     Hv = 6
     merged = draw((5, 2 * Hv), case.kind, 7, scale=6)
@@ -108,7 +109,7 @@ def test_gdn_g_beta_against_mpmath(case):
     g, beta = g_beta(a, b, A_log, dt_bias)
     found = oracle.gdn_g_beta(a, b, A_log, dt_bias, rounding=case.rounding)
     assert_bytes(found[0], stored(g, found[0], "float32"))
-    assert_bytes(found[1], stored(beta, found[0], case.kind if case.rounding == "vllm" else "float32"))
+    assert_bytes(found[1], stored(beta, found[0], "float32" if case.rounding == "vt" else case.kind))
 
 
 @checks("gdn_g_beta")
@@ -185,7 +186,7 @@ REFUSED = {
         ("gate", (BF, BF), {}),
         ("attn", (C.astype(np.float16), C), {}),
         ("gate", (BF, C), {"rounding": "vllm_native"}),
-        ("rounding", (C, C), {"rounding": "vllm"}),
+        ("rounding", (C, C), {"rounding": "native"}),
     ],
     "shared_expert_gate": [
         ("gl", (C, np.zeros(3, F32)), {}),
@@ -222,8 +223,8 @@ def test_gates_refuse(name):
 _HELPER = "_gate_times"
 _SHARED = {
     "SiLU for the sigmoid": ("nx.sigmoid(", "nx.silu(", _HELPER),
-    "native rounds once": ('if rounding == "vllm_native"', "if not rounding", _HELPER),
-    "vt rounds twice": ('if rounding == "vllm_native"', "if rounding", _HELPER),
+    "vLLM rounds once": ('if rounding != "vt"', 'if rounding == "vllm_native"', _HELPER),
+    "vt rounds twice": ('if rounding != "vt"', "if rounding", _HELPER),
     "the gate's complement": ("nx.sigmoid(nx.load(gate))", "nx.sigmoid(nx.neg(nx.load(gate)))", _HELPER),
 }
 mutations("sigmoid_gate_bf16", {**_SHARED, "keep attn's dtype": ('ml_dtypes.bfloat16 if rounding == "vt" else ', "")})

@@ -161,7 +161,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 @checks("rms_norm", "rms_norm_gated", "l2norm", "layer_norm")
 def test_norms_against_vllm():
-    """float32 in bound; bfloat16 to the byte where vLLM ran on a CPU, up to the flips of its float32 roundings on a GPU.
+    """float32 in bound; bfloat16 to the byte where vLLM ran on a CPU, up to flips of its float32 roundings on a GPU.
 
     22 roundings are those of the contract's bound at the widest golden, H = 5120.
     """
