@@ -24,13 +24,15 @@ def matrix(as_json: Json = False) -> None:
     if as_json:
         _print_json([state.as_dict() for state in found])
         return
-    from .screen import matrix_table, show
+    from .screen import console, matrix_table, show
 
-    show(matrix_table(found))
+    show(matrix_table(found, console.width))
 
 
 @app.command()
-def explain(op: Annotated[str, typer.Argument(help="An op of the table, e.g. rms_norm.")], as_json: Json = False) -> None:
+def explain(
+    op: Annotated[str, typer.Argument(help="An op of the table, e.g. rms_norm.")], as_json: Json = False
+) -> None:
     """Print an op's contract: arguments, rounding points, order, parity class, errors, source."""
     from vtlab.ops.table import lookup
 
@@ -47,7 +49,8 @@ def explain(op: Annotated[str, typer.Argument(help="An op of the table, e.g. rms
 def gate(
     row: Annotated[list[str] | None, typer.Option(help="Only this row, e.g. SAMPLING; may be repeated.")] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Only this token golden, or FILE for a golden's GGUF file; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Only this token golden, or FILE for a golden's GGUF file; may be repeated."),
     ] = None,
     record: Annotated[bool, typer.Option("--record", help="Write parity/records/oracle.json; full runs only.")] = False,
     as_json: Json = False,
@@ -71,10 +74,10 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue a text with a model, streaming it as it comes."""
-    from .generating import stream_text
+    from .generating import generate as run
 
     settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    result = stream_text(model, prompt, settings, dtype, None if as_json else _write)
+    result = run(model, prompt, settings, dtype, None if as_json else _write)
     if as_json:
         _print_json(result)
     else:

@@ -56,19 +56,22 @@ def _report(verdicts: list[OpVerdict], streams: list[TokenVerdict], status: int,
         json.dump(found, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    from .screen import gate_table, show, token_table
+    from .screen import gate_table, position_table, show, token_table
 
     if verdicts:
         show(gate_table(verdicts))
     if streams:
         show(token_table(streams))
-    for v in streams:
-        for line in v.details():
-            show(line)
+    if (places := position_table(streams)) is not None:
+        show(places)
     for v in verdicts:
         for name, fault in v.failures.items():
             show(f"[bold red]{v.op}[/] {name}\n{fault}")
-    show("interrupted: the tables above are what was done" if status == 130 else "gate: " + ("red" if status else "green"))
+    show(
+        "interrupted: the tables above are what was done"
+        if status == 130
+        else "gate: " + ("red" if status else "green")
+    )
 
 
 def write_record(verdicts: list[OpVerdict]) -> None:
@@ -106,7 +109,9 @@ def machinery_entry(test: str) -> dict:
     with open("/dev/null", "w") as quiet:
         stdout, sys.stdout = sys.stdout, quiet
         try:
-            pytest.main(["-q", "-p", "no:cacheprovider", "--pyargs", str(RECORDS.parent / f"{test}.py")], plugins=[counter])
+            pytest.main(
+                ["-q", "-p", "no:cacheprovider", "--pyargs", str(RECORDS.parent / f"{test}.py")], plugins=[counter]
+            )
         finally:
             sys.stdout = stdout
     return {"digest": machinery_digest(test), "checks": counter.passed, "failed": counter.failed, "known_misses": 0,

@@ -8,28 +8,31 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vtlab.models import Engine, SamplingParams, load_model
 from vtlab.models.demo import demo_path
+from vtlab.models.loading import load
+from vtlab.models.sampling_params import SamplingParams
+from vtlab.ops.errors import ContractError
 
 
-def stream_text(
+def generate(
     model: str, prompt: str, settings: dict, dtype: str, write: Callable[[str], None] | None
-) -> dict[str, object]:
-    """Generate from `prompt`; pieces of text go to `write` as they come. Returns text, ids, and speeds."""
-    console = Console(stderr=True)
-    with console.status(f"loading {model}"):
+) -> dict[str, object] | None:
+    """Continue `prompt`: streamed to `write` as it comes, or without one returned with its tokens and times."""
+    params = SamplingParams(**settings)
+    if dtype not in ("float32", "bfloat16"):
+        raise ContractError("generate", "dtype", dtype, "float32 or bfloat16")
+    with Console(stderr=True).status(f"loading {model}"):
         path = demo_path() if model == "demo" else Path(model)
-        loaded = load_model(path, dtype=dtype)
-    engine = Engine(loaded)
+        if not path.exists():
+            raise ContractError("generate", "model", model, "an existing GGUF file, a folder, or demo")
+        engine = load(path, dtype)
+    if write is not None:
+        for text in engine.stream_text(prompt, params):
+            write(text)
+        return None
     start = time.perf_counter()
-    first, text, ids = None, "", []
-    for piece in engine.stream(prompt, SamplingParams(**settings)):
-        first = first or time.perf_counter()
-        text += piece.text
-        ids.append(piece.token)
-        if write is not None:
-            write(piece.text)
-    end = time.perf_counter()
-    decode = (len(ids) - 1) / (end - first) if first and len(ids) > 1 else None
-    return {"model": str(path), "prompt": prompt, "text": text, "tokens": ids,
-            "seconds_to_first_token": (first or end) - start, "tokens_per_second": decode}  # fmt: skip
+    output = engine.generate([prompt], params)[0]
+    return {
+        "model": str(path), "dtype": dtype, "prompt": prompt, "text": output.text, "tokens": list(output.tokens),
+        "finish_reason": output.finish_reason, "seconds": round(time.perf_counter() - start, 3),
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.markdown import Markdown
 from rich.table import Table
@@ -17,9 +18,12 @@ _STYLES = {
 }  # fmt: skip
 
 
+console = Console()
+
+
 def show(renderable) -> None:
     """Print to the terminal; plain text when it is none."""
-    Console().print(renderable)
+    console.print(renderable)
 
 
 def styled(state: str) -> Text:
@@ -27,32 +31,38 @@ def styled(state: str) -> Text:
     return Text(state, style=_STYLES.get(state, ""))
 
 
-def matrix_table(states) -> Table:
-    """The kernel matrix: a line a row."""
-    table = Table(title="Kernel matrix", title_justify="left", header_style="bold", pad_edge=False)
-    for heading, options in (
-        ("row", {"no_wrap": True}), ("ops", {"justify": "right"}), ("oracle", {}), ("checks", {"justify": "right"}),
-        ("mutations", {"justify": "right"}), ("goldens", {}), ("device", {}), ("what it is", {"style": "dim"}),
-    ):  # fmt: skip
-        table.add_column(heading, **options)
+def _table(title: str, *headings: tuple[str, str]) -> Table:
+    """An airy table; a heading comes with its alignment, "left" or "right"; nothing wraps but the last column."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for number, (heading, justify) in enumerate(headings, 1):
+        table.add_column(heading, justify=justify, no_wrap=number < len(headings), overflow="fold")
+    return table
+
+
+def matrix_table(states, width: int) -> Table:
+    """The kernel matrix: a line a row; what a row is about only where the terminal has room for it."""
+    headings = [("row", "left"), ("ops", "right"), ("oracle", "left"), ("checks", "right"), ("mutations", "right")]
+    headings += [("goldens", "left"), ("device", "left")] + [("what it is", "left")] * (width >= 120)
+    table = _table("Kernel matrix", *headings)
     for state in states:
         promised = len(state.row.promised)
         ops = f"{len(state.ops)}/{promised}" if promised else str(len(state.ops) or "")
         goldens = " ".join(f"{count} {build}" for build, count in sorted(state.goldens.items()))
         device = ", ".join(f"{gpu} {what}" for gpu, what in state.device.items())
-        table.add_row(
+        cells = [
             state.row.id.removeprefix("KERNEL-"), ops, styled(state.oracle), str(state.checks or ""),
             str(state.mutations or ""), goldens or styled("absent"), device or styled("absent"), state.row.title,
-        )  # fmt: skip
+        ]  # fmt: skip
+        table.add_row(*cells[: len(headings)])
     return table
 
 
 def contract_page(found: Op) -> Group:
     """One op's contract, as `vtlab explain` prints it."""
     contract = found.contract
-    arguments = Table(header_style="bold", pad_edge=False)
-    arguments.add_column("argument", no_wrap=True)
-    arguments.add_column("is")
+    arguments = _table("", ("argument", "left"), ("is", "left"))
     defaults = {name: p.default for name, p in found.__signature__.parameters.items() if p.default is not p.empty}
     for name, spec in contract.args.items():
         arguments.add_row(name, describe(spec) + (f" = {defaults[name]!r}" if name in defaults else ""))
@@ -83,9 +93,8 @@ def _bound(bound) -> str:
 
 def gate_table(verdicts) -> Table:
     """Rows of the gate: ops, checks, failures, known misses."""
-    table = Table(title="Ops", title_justify="left", header_style="bold", pad_edge=False)
-    for heading in ("row", "ops", "checks", "failed", "known misses", "seconds", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("row", "verdict") else "right")
+    table = _table("Ops", ("row", "left"), ("ops", "right"), ("checks", "right"), ("failed", "right"),
+                   ("known misses", "right"), ("seconds", "right"), ("verdict", "left"))  # fmt: skip
     rows: dict[str, list] = {}
     for verdict in verdicts:
         rows.setdefault(verdict.row, []).append(verdict)
@@ -100,9 +109,20 @@ def gate_table(verdicts) -> Table:
 
 def token_table(verdicts) -> Table:
     """Token streams: a line a golden."""
-    table = Table(title="Token streams against vLLM", title_justify="left", header_style="bold", pad_edge=False)
-    for heading in ("golden", "tokens", "near-ties", "max |Δ logprob|", "seconds", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("golden", "verdict") else "right")
+    table = _table("Token streams against vLLM", ("golden", "left"), ("tokens", "right"), ("near-ties", "right"),
+                   ("max |Δ logprob|", "right"), ("seconds", "right"), ("verdict", "left"))  # fmt: skip
     for v in verdicts:
         table.add_row(*v.cells(), styled(v.kind))
     return table
+
+
+def position_table(verdicts) -> Table | None:
+    """Every place where our choice is another token than vLLM's; None where there is none."""
+    table = _table("Other choices than vLLM's, on vLLM's own prefix", ("golden", "left"), ("prompt", "right"),
+                   ("token", "right"), ("ours", "right"), ("vLLM's", "right"), ("nats apart", "right"),
+                   ("allowed", "right"))  # fmt: skip
+    for v in verdicts:
+        for at in v.verdict.positions:
+            table.add_row(v.golden, str(at.prompt), str(at.step), str(at.ours), str(at.vllm), f"{at.gap:.4f}",
+                          f"{at.allowed:.4f}")  # fmt: skip
+    return table if table.row_count else None
