@@ -20,17 +20,19 @@ def fma_f32(a, b, c) -> np.ndarray:
     Melquiond 2008: round to odd with two extra bits, then to nearest, is one rounding).
     Errors: TypeError for anything but float32 and Python scalars.
     """
-    a, b, c = (single(v) for v in (a, b, c))
+    a, b, c = (single(v).astype(np.float64) for v in (a, b, c))
     with np.errstate(all="ignore"):
-        product = np.multiply(a, b, dtype=np.float64)
+        product = a * b
         total = product + c
         doubtful = (total.view(np.int64) & _LOW) == _TIE
-        doubtful |= np.abs(total) < _NORMAL
+        if (small := np.abs(total) < _NORMAL).any():
+            doubtful |= small & (total != 0)
         if doubtful.any():
             total = np.asarray(total)
             where = np.nonzero(doubtful)
-            addend = np.broadcast_to(c, total.shape)[where].astype(np.float64)
-            total[where] = _round_to_odd(np.asarray(product)[where], addend, total[where])
+            total[where] = _round_to_odd(
+                np.asarray(product)[where], np.broadcast_to(c, total.shape)[where], total[where]
+            )
         return total.astype(np.float32)
 
 

@@ -9,22 +9,29 @@ import numpy as np
 from .fma import fma_f32
 from .orders import Order
 
-_FEW = 64  # up to this many partial sums np.add.accumulate beats a Python loop over the steps
-_TILE = 1 << 16  # partial sums of a matmul tile that stay in cache
+_TILE = 1 << 16  # float32 numbers that stay in cache
 
 
 def ordered_sum(x: np.ndarray, order: Order) -> np.ndarray:
     """sum_k x[..., k] in float32, in `order`: [..., K] -> [...]; each addition rounds. An empty sum is +0."""
     if not x.size:
         return np.zeros(x.shape[:-1], np.float32)
-    steps = _steps(x.reshape(-1, x.shape[-1]), order)
-    if steps[0].size <= _FEW:
-        partial = np.add.accumulate(steps, axis=0, dtype=np.float32)[-1] + np.float32(0)
-    else:
-        partial = np.zeros(steps.shape[1:], np.float32)
-        for step in steps:
-            partial += step
+    rows = x.reshape(-1, x.shape[-1])
+    if order.layout(x.shape[-1])[1] == 1:
+        return _running(rows).reshape(x.shape[:-1])
+    steps = _steps(rows, order)
+    partial = np.zeros(steps.shape[1:], np.float32)
+    for step in steps:
+        partial += step
     return _join(partial, order).reshape(x.shape[:-1])
+
+
+def _running(rows: np.ndarray) -> np.ndarray:
+    """One accumulator a row: NumPy's running sum is sequential by definition; + 0 as if it had started there."""
+    total, height = np.empty(len(rows), np.float32), max(1, _TILE // rows.shape[1])
+    for m in range(0, len(rows), height):
+        total[m : m + height] = np.add.accumulate(rows[m : m + height], axis=1, dtype=np.float32)[:, -1]
+    return total + np.float32(0)
 
 
 def ordered_dot(a: np.ndarray, b: np.ndarray, order: Order, fused: bool) -> np.ndarray:

@@ -30,8 +30,14 @@ def _horner(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _clip(x: np.ndarray, low: float, high: float) -> np.ndarray:
     """x within [low, high]; NaN stays."""
-    x = np.where(x < _F(low), _F(low), x)
-    return np.where(x > _F(high), _F(high), x)
+    return np.minimum(np.maximum(x, _F(low)), _F(high))
+
+
+def _select(condition: np.ndarray, a, b) -> np.ndarray:
+    """np.where of float32 by bits: NumPy's own branches, which costs three times as much on mixed conditions."""
+    mask = -condition.view(np.int8).astype(np.int32)
+    bits = b.view(np.int32)
+    return (((a.view(np.int32) ^ bits) & mask) ^ bits).view(np.float32)
 
 
 def _power(k: np.ndarray) -> np.ndarray:
@@ -82,18 +88,18 @@ def _log_parts(f: np.ndarray, f_lo: np.ndarray, k: np.ndarray) -> tuple[np.ndarr
 
 def _log_of(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
     """y, or what log makes of `at` = the argument where it is no positive number."""
-    y = np.where(at < _INF, y, at)
-    return np.where(at > _0, y, np.where(at == _0, -_INF, _NAN))
+    y = _select(at < _INF, y, at)
+    return _select(at > _0, y, _select(at == _0, -_INF, _NAN))
 
 
 @elementwise
 def log(x: np.ndarray) -> np.ndarray:
     """ln x. x = 2**k (1 + f), 1 + f in [sqrt(1/2), sqrt(2))."""
     tiny = x < _F(2.0**-126)
-    bits = np.where(tiny, x * _F(2.0**23), x).view(np.int32)
+    bits = _select(tiny, x * _F(2.0**23), x).view(np.int32)
     k = (bits - _SQRT_HALF_BITS) >> np.int32(23)
     f = (bits - (k << np.int32(23))).view(np.float32) - _1
-    s, s_lo = _log_parts(f, _0, k.astype(np.float32) - np.where(tiny, _F(23), _0))
+    s, s_lo = _log_parts(f, _0, k.astype(np.float32) - _select(tiny, _F(23), _0))
     return _log_of(x, s + s_lo, x)
 
 
@@ -101,36 +107,36 @@ def log(x: np.ndarray) -> np.ndarray:
 def log1p(x: np.ndarray) -> np.ndarray:
     """ln(1 + x), with the rounding error of 1 + x carried along."""
     u = _1 + x
-    lost = np.where(np.abs(x) < _1, x - (u - _1), _1 - (u - x))
+    lost = _select(np.abs(x) < _1, x - (u - _1), _1 - (u - x))
     bits = u.view(np.int32)
     k = (bits - _SQRT_HALF_BITS) >> np.int32(23)
     f = (bits - (k << np.int32(23))).view(np.float32) - _1
     f_lo = lost * _power(-np.minimum(k, np.int32(126)))
     near = k == 0
-    s, s_lo = _log_parts(np.where(near, x, f), np.where(near, _0, f_lo), k.astype(np.float32))
-    return np.where(x == _0, x, _log_of(x, s + s_lo, u))
+    s, s_lo = _log_parts(_select(near, x, f), _select(near, _0, f_lo), k.astype(np.float32))
+    return _select(x == _0, x, _log_of(x, s + s_lo, u))
 
 
 def _sigmoid_parts(x: np.ndarray, x_lo) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """1 / (1 + e**-(x + x_lo)) = (q + q_lo) * 2**(t - MAGIC), |x| <= 120; one division and a residual."""
     negative = x < _0
-    p, p_lo, t = _exp_parts(np.where(negative, x, -x), np.where(negative, x_lo, -x_lo))
+    p, p_lo, t = _exp_parts(_select(negative, x, -x), _select(negative, x_lo, -x_lo))
     e = _scale(p, t)
     d = _1 + e
     d_lo = (e - (d - _1)) + _scale(p_lo, t)
     inverse = _1 / d
-    top, top_lo = np.where(negative, p, _1), np.where(negative, p_lo, _0)
+    top, top_lo = _select(negative, p, _1), _select(negative, p_lo, _0)
     q = top * inverse
     rest = fma(-q, d_lo, fma(-q, d, top)) + top_lo
-    return q, rest * inverse, np.where(negative, t, _MAGIC)
+    return q, rest * inverse, _select(negative, t, _MAGIC)
 
 
 def _gated(x: np.ndarray, w: np.ndarray, w_lo: np.ndarray, t: np.ndarray, limit: float) -> np.ndarray:
     """x * (w + w_lo) * 2**(t - MAGIC), rounded once; beyond ±limit x, or zero (NaN at -inf)."""
     y = _scale(fma(x, w, x * w_lo), t)
-    y = np.where(x > _F(limit), x, y)
-    y = np.where(x < _F(-limit), x * _0, y)
-    return np.where(x == _0, x, y)
+    y = _select(x > _F(limit), x, y)
+    y = _select(x < _F(-limit), x * _0, y)
+    return _select(x == _0, x, y)
 
 
 @elementwise
@@ -156,7 +162,7 @@ def tanh(x: np.ndarray) -> np.ndarray:
     less = _F(2) * _scale(q, t)
     rest = _1 - less
     far = rest + (((_1 - rest) - less) - _F(2) * _scale(q_lo, t))
-    return np.copysign(np.where(a < _F(0.55), near, far), x)
+    return np.copysign(_select(a < _F(0.55), near, far), x)
 
 
 @elementwise
@@ -165,15 +171,15 @@ def softplus(x: np.ndarray) -> np.ndarray:
     p, p_lo, t = _exp_parts(_clip(-np.abs(x), -120, 0), _0)
     e, e_lo = _scale(p, t), _scale(p_lo, t)
     half = e >= _F(0.5)
-    f, f_lo = np.where(half, _F(0.5) * (e - _1), e), np.where(half, _F(0.5) * e_lo, e_lo)
-    s, s_lo = _log_parts(f, f_lo, np.where(half, _1, _0))
-    floor = np.where(x > _0, x, _0)
+    f, f_lo = _select(half, _F(0.5) * (e - _1), e), _select(half, _F(0.5) * e_lo, e_lo)
+    s, s_lo = _log_parts(f, f_lo, _select(half, _1, _0))
+    floor = _select(x > _0, x, _0)
     y = floor + s
     back = y - floor
     y = y + (((floor - (y - back)) + (s - back)) + s_lo)
-    y = np.where(x < _F(-18), _scale(p + p_lo, t), y)
-    y = np.where(x > _F(120), x, y)
-    return np.where(x == x, y, x)
+    y = _select(x < _F(-18), _scale(p + p_lo, t), y)
+    y = _select(x > _F(120), x, y)
+    return _select(x == x, y, x)
 
 
 @elementwise
@@ -188,7 +194,7 @@ def erf(x: np.ndarray) -> np.ndarray:
     less = _scale(p, t)
     rest = _1 - less
     far = rest + (((_1 - rest) - less) - _scale(p_lo, t))
-    return np.copysign(np.where(a < _F(0.875), near, far), x)
+    return np.copysign(_select(a < _F(0.875), near, far), x)
 
 
 @elementwise
@@ -228,5 +234,5 @@ def gelu_erf(x: np.ndarray) -> np.ndarray:
     rest = _1 - less
     rest_lo = ((_1 - rest) - less) - _scale(tail_lo, t)
     negative = x < _0
-    w, w_lo = np.where(negative, tail, rest), np.where(negative, tail_lo, rest_lo)
-    return _gated(x, w, w_lo, np.where(negative, t, _MAGIC), 14.75)
+    w, w_lo = _select(negative, tail, rest), _select(negative, tail_lo, rest_lo)
+    return _gated(x, w, w_lo, _select(negative, t, _MAGIC), 14.75)
