@@ -82,7 +82,11 @@ def _run(verdict: OpVerdict, ledger: Ledger, name: str, run) -> None:
         if entry is not None:
             verdict.known.append(f"{name} (issue {entry.issue})")
         else:
-            verdict.failures[name] = f"{type(error).__name__}: {error}" if str(error) else traceback.format_exc(limit=-2)
+            verdict.failures[name] = (
+                f"{type(error).__name__}: {error}" if str(error) else traceback.format_exc(limit=-2)
+            )
         return
     if entry is not None:
-        verdict.failures[name] = f"passes, but the ledger holds it as a known miss of issue {entry.issue}: strike it off"
+        verdict.failures[name] = (
+            f"passes, but the ledger holds it as a known miss of issue {entry.issue}: strike it off"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 LEDGER = Path(__file__).parent / "ledger.json"
@@ -34,7 +34,7 @@ class Ledger:
         return next((miss for miss in self.misses if miss.op == op and miss.check == check), None)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_ledger(path: Path = LEDGER) -> Ledger:
     """Read the ledger; ValueError for an entry without an issue or reason, or listed twice."""
     misses = tuple(Miss(**entry) for entry in json.loads(path.read_text()))

@@ -42,9 +42,9 @@ def _table(title: str, *headings: tuple[str, str]) -> Table:
 
 
 def matrix_table(states, width: int) -> Table:
-    """The kernel matrix: a line a row; what a row is about only where the terminal has room for it."""
-    headings = [("row", "left"), ("ops", "right"), ("oracle", "left"), ("checks", "right"), ("mutations", "right")]
-    headings += [("goldens", "left"), ("device", "left")] + [("what it is", "left")] * (width >= 120)
+    """The kernel matrix: a line a row; mutations and what a row is about only where the terminal has room."""
+    headings = [("row", "left"), ("ops", "right"), ("oracle", "left"), ("checks", "right"), ("goldens", "left")]
+    headings += [("device", "left")] + [("mutations", "right"), ("what it is", "left")] * (width >= 120)
     table = _table("Kernel matrix", *headings)
     for state in states:
         promised = len(state.row.promised)
@@ -53,7 +53,7 @@ def matrix_table(states, width: int) -> Table:
         device = ", ".join(f"{gpu} {what}" for gpu, what in state.device.items())
         cells = [
             state.row.id.removeprefix("KERNEL-"), ops, styled(state.oracle), str(state.checks or ""),
-            str(state.mutations or ""), goldens or styled("absent"), device or styled("absent"), state.row.title,
+            goldens or styled("absent"), device or styled("absent"), str(state.mutations or ""), state.row.title,
         ]  # fmt: skip
         table.add_row(*cells[: len(headings)])
     return table

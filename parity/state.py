@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from vtlab.ops.rows import ROWS, Row
@@ -103,12 +103,12 @@ def machinery_digest(test: str) -> str:
     return _digest(_sources(f"ops/{test.removeprefix('test_')}/*.py"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _sources(pattern: str) -> tuple[str, ...]:
     return tuple(sorted(str(path.relative_to(_ROOT)) for path in _ROOT.glob(pattern)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _digest(files: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for file in files:
