@@ -164,7 +164,7 @@ def example(contract: Contract, axes: Mapping[str, object], rng: np.random.Gener
     """Arguments of one call at realistic scale, from an entry of `contract.examples`.
 
     `axes` gives the axes' sizes, and by argument name whatever is not to be drawn: a dtype name for a tensor
-    ("float32"), a value for anything else; optional tensors without one are None, others take their first allowed dtype.
+    ("float32"), a value for anything else; optional tensors without one are None, others take their first dtype.
     """
     from .numerics import round_to
     from .shapes import sizes
@@ -203,5 +203,18 @@ def _draw(spec: Tensor, rng: np.random.Generator, shape: tuple[int, ...], axes: 
     return np.abs(data) + 0.5 if spec.values == "positive" else data
 
 
-__all__ = ["Bound", "Choice", "Contract", "EXACT", "Flag", "Parity", "Scalar", "Tensor", "Value",
-           "describe", "example", "name_of", "refuse"]  # fmt: skip
+__all__ = [
+    "EXACT",
+    "Bound",
+    "Choice",
+    "Contract",
+    "Flag",
+    "Parity",
+    "Scalar",
+    "Tensor",
+    "Value",
+    "describe",
+    "example",
+    "name_of",
+    "refuse",
+]  # fmt: skip

@@ -49,8 +49,8 @@ def matrix_page() -> str:
         name = state.row.id.removeprefix("KERNEL-")
         links = ", ".join(f"[{f}](ops/{f}.md)" for f in sorted({table()[o].contract.family for o in state.ops}))
         lines.append(
-            f"| {name} | {ops} | {state.oracle} | {state.checks or ''} | {state.mutations or ''} | {goldens} | {device} "
-            f"| {state.row.title}{' (' + links + ')' if links else ''} |"
+            f"| {name} | {ops} | {state.oracle} | {state.checks or ''} | {state.mutations or ''} | {goldens} "
+            f"| {device} | {state.row.title}{' (' + links + ')' if links else ''} |"
         )
     return _NOTE + "\n".join(lines) + "\n"
 

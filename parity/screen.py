@@ -1,4 +1,4 @@
-"""What the command line shows: the matrix, a contract's page, the gate's verdicts. All from data, none typed by hand."""
+"""What the command line shows: the matrix, a contract's page, the gate's verdicts; all of it made from data."""
 
 from __future__ import annotations
 
