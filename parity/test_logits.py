@@ -348,7 +348,7 @@ mutations("apply_penalties", {
     "output tokens are not repeated": ("(prompt_mask != 0) | (output_mask != 0)", "prompt_mask != 0"),
     "presence counts the prompt": ("(output_mask != 0).astype", "(prompt_mask != 0).astype"),
     "frequency once": ("nx.load(output_counts.astype(np.float32))", "nx.load((output_counts > 0).astype(np.float32))"),
-    "presence first": (
+    "presence and frequency swapped": (
         "frequency, presence = nx.load(frequency_penalties)[:, None], nx.load(presence_penalties)[:, None]",
         "presence, frequency = nx.load(frequency_penalties)[:, None], nx.load(presence_penalties)[:, None]",
     ),
