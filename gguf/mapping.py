@@ -13,7 +13,8 @@ from vtlab.ops.errors import FormatError
 def map_file(path: str | Path) -> mmap.mmap | bytes:
     """bytes of `path`, mapped read-only: nothing is read before it is touched.
 
-    The mapping lives as long as any array made over it. An empty file cannot be mapped and gives `b""`.
+    The mapping lives as long as any array made over it. An empty file cannot be mapped and gives `b""`. A file must
+    not be cut while it is mapped: reading what is gone ends the process (SIGBUS), as with every memory map.
 
     Raises
     ------

@@ -46,7 +46,7 @@ CORRUPTIONS: dict[str, tuple[bytes, str]] = {
     "NaN": (container('{"x": NaN}'), "header"),
     "nested 100,000 deep": (container('{"x":' + "[" * 100_000), "header"),
     "number of 5,000 digits": (container('{"x": ' + "9" * 5000 + "}"), "header"),
-    "2^20 commas": (container("{" + "," * (2**20 + 1)), "header"),
+    "2^20 commas": (container('{"x": [' + "0," * (2**20 + 1) + "0]}"), "header"),
     "tensor twice": (container('{"x": ' + XTEXT + ', "x": ' + XTEXT + "}", bytes(4)), "header"),
     "dtype twice": (
         container('{"x": {"dtype": "I8", "dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}', bytes(4)),
@@ -75,7 +75,7 @@ CORRUPTIONS: dict[str, tuple[bytes, str]] = {
     "negative begin": (one("U8", [4], -4, 0), OFFSETS),
     "offsets as floats": (one("U8", [4], 0.0, 4.0), OFFSETS),
     "end 2^64+4": (one("U8", [4], 2**64, 2**64 + 4), OFFSETS),
-    "three offsets": (container({"x": {**X, "data_offsets": [0, 2, 4]}}, bytes(4)), OFFSETS),
+    "three offsets": (container({"x": {**X, "data_offsets": [0, 4, 8]}}, bytes(8)), OFFSETS),
     "hole at the front": (one("U8", [4], 4, 8, bytes(8)), OFFSETS),
     "hole between": (two(X, entry("U8", [4], 8, 12), 12), "'y'.data_offsets"),
     "overlap": (two(X, entry("U8", [4], 2, 6), 6), "'y'.data_offsets"),

@@ -33,7 +33,7 @@ from . import broken_gguf, broken_safetensors
 from .mutate_files import mutate
 
 MOST_SECONDS, MOST_BYTES = 2.0, 256 << 20
-_NAMES = re.compile(r"\[\d+\]|\['.*'\]|^'.*'", re.DOTALL)  # of a field, so that refusals count by kind
+_NAMES = re.compile(r"""\[\d+\]|\[['"].*['"]\]|^['"].*['"]""", re.DOTALL)  # of a field: refusals count by kind
 
 
 def use_gguf(path: Path) -> None:

@@ -137,8 +137,9 @@ def test_metadata_and_tensors_survive_the_writer(metadata, sizes, tmp_path):
         assert set(file.metadata) == {"general.architecture", *metadata}
         for key, (value, *_) in metadata.items():
             got = file.metadata[key]
-            assert (got.tolist() if isinstance(got, np.ndarray) else got) == value
-            assert not isinstance(value, bool) or got is value
+            got = got.tolist() if isinstance(got, np.ndarray) else got
+            assert got == value and type(got) is type(value)
+            assert not isinstance(value, list) or type(got[0]) is type(value[0])
         assert [(t.shape, t.data.tobytes()) for t in file.tensors.values()] == [((n,), bytes(range(n))) for n in sizes]
 
 
