@@ -167,7 +167,7 @@ def gdn_g_beta(nx, a, b, A_log, dt_bias, *, rounding="vt"):
     Shapes: a, b [T, Hv], rows may be strided; A_log, dt_bias float32 [Hv]; g float32 [T, Hv]; beta [T, Hv].
     softplus(y) = log1p(exp(y)); vLLM's threshold (y itself above 20) changes it by less than one part in 10^10.
     Rounding points: one each, g and beta to float32; "vllm" and "vllm_native" round beta to b's dtype,
-    as fused_gdn_gating does on CUDA and on CPU.
+    as fused_gdn_gating does (its CPU op differs by instruction set and is no reference).
     Errors: ContractError for mismatched shapes, A_log or dt_bias in another dtype.
     Source: Yang et al. 2024 (arXiv 2412.06464); vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
     """

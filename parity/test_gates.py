@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
+from vtlab.ops.table import lookup
 
 from .compare import assert_bytes, assert_ulp, assert_within
+from .generic import assert_within_bound
+from .goldens import op_cases
 from .harness import case, checks, mutations
 from .scalar import draw, flip_share, floats, rounded, stored
 
@@ -173,6 +176,30 @@ def test_gdn_post_conv_heads_have_unit_length(Hk, Hv, Dk):
     q, k, *_ = oracle.gdn_post_conv(conv, gates, gates, zeros, zeros, num_k_heads=Hk, head_k_dim=Dk, eps=0.0)
     for part in (q, k):
         assert_within((part.astype(float) ** 2).sum(-1), np.ones((2, Hk)), 2.0**-22)
+
+
+@checks("sigmoid_gate_bf16", "shared_expert_gate", "gdn_g_beta", "gdn_post_conv")
+def test_gates_against_vllm():
+    """bfloat16 to the byte, float32 in bound.
+
+    vLLM's log(1 + exp(y)) rounds the sum to float32: besides the contract's 6 roundings of g, 3 of exp(A_log).
+    """
+    ours = {"sigmoid_gate_bf16", "shared_expert_gate", "gdn_g_beta", "gdn_post_conv"}
+    for golden in (g for g in op_cases("gates") if g.op in ours):
+        found = lookup(golden.op)
+        results = found(**golden.call())
+        truth = results if isinstance(results, tuple) else (results,)
+        other = {name: golden.outputs[name] for name in found.contract.returns}
+        if "g" in other:
+            g = truth[-2].astype(np.float64)
+            y = golden.inputs["a"].astype(np.float64) + golden.inputs["dt_bias"]
+            bound = 2.0**-24 * (3 * np.exp(golden.inputs["A_log"].astype(np.float64)) + 6 * np.abs(g) * (1 + np.abs(y)))
+            assert_within(other["g"], truth[-2], bound, str(golden))
+            other["g"] = truth[-2]
+        assert_within_bound(found, golden.call(), truth, tuple(other.values()), str(golden))
+        for want, got in zip(truth, other.values()):
+            if want.dtype.itemsize == 2:
+                assert_bytes(got, want, str(golden))
 
 
 C = F32([[1] * 8, [2] * 8])

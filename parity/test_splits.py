@@ -11,6 +11,7 @@ from vtlab import oracle
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
+from .goldens import op_cases
 from .harness import case, checks, mutations
 from .scalar import draw
 
@@ -79,6 +80,13 @@ def test_attn_gate_split_element_by_element(case):
                 for d in range(D):
                     assert_bytes(q[:, h, d], qgate[:, h * 2 * D + d])
                     assert_bytes(gate[:, h, d], qgate[:, h * 2 * D + D + d])
+
+
+@checks("attn_gate_split")
+def test_attn_gate_split_against_vllm():
+    for golden in op_cases("gates", "attn_gate_split"):
+        for part, name in zip(oracle.attn_gate_split(**golden.call()), ("q", "gate")):
+            assert_bytes(part, golden.outputs[name], str(golden))
 
 
 X = np.zeros((2, 12), F32)
