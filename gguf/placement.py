@@ -14,7 +14,7 @@ def check_placement(header: Header, file_nbytes: int, file: str | Path) -> None:
     """Tensor i starts where tensor i-1 ends, rounded up to the alignment, in the order of offsets.
 
     One rule finds overlaps, holes, unaligned offsets, truncated data and bytes that belong to no tensor. Padding
-    behind the last tensor may be whole, cut short or absent, as writers differ; it is always shorter than the alignment.
+    behind the last tensor may be whole, cut short or absent, as writers differ, but never as long as the alignment.
 
     Raises
     ------
