@@ -202,7 +202,7 @@ def rope_neox(nx, q, k, positions, *, base, rotary_dim, llama3=None):
     Source: arXiv 2104.09864, in GPT-NeoX's pairing.
     """
     cos, sin = _token_cos_sin(positions, base, rotary_dim, llama3)
-    return rotate(nx, q, cos, sin, is_neox=True), rotate(nx, k, cos, sin, is_neox=True)
+    return rotate(nx, (q, k), cos, sin, is_neox=True)
 
 
 @op(
@@ -217,17 +217,18 @@ def rope_neox(nx, q, k, positions, *, base, rotary_dim, llama3=None):
         "mrope_interleaved": Flag(),
         "rope_dim_offset": Scalar(int, minimum=0),
         "inverse": Flag(),
-        "rounding": Choice(("vt", "vllm_native")),
+        "rounding": Choice(("vt", "vllm", "vllm_native")),
     },
     returns={"q": Tensor("T Hq D", like="q"), "k": Tensor("T Hk D", like="k", optional=True)},
     rounding={
         "vt": ROTATED,
+        "vllm": (*ROTATED, "the products of x are fused into the sum: fma(x, cos, -(y*sin)), fma(x, sin, y*cos)"),
         "vllm_native": ("each of the four products to the wider of q's and the cache's dtype", *ROTATED),
     },
     parity=Parity("bytes"),
     mirror=ROTATION,
     nan=NAN,
-    upstream="torch.ops._C.rotary_embedding rounds as vt; forward_native of rotary_embedding/{base,mrope,"
+    upstream="torch.ops._C.rotary_embedding rounds as vllm; forward_native of rotary_embedding/{base,mrope,"
     "deepseek_scaling_rope,phi3_long_rope_scaled_rope}.py as vllm_native",
     requires=(rotary_lanes_fit, cache_is_float32_or_matches, positions_match_sections, positions_in_table),
     examples=(
@@ -255,13 +256,14 @@ def rope_from_cache(
     sH the height row, the rest the width row; interleaved, pair i reads height where i % 3 == 1 and i <= 3 sH, width
     where i % 3 == 2 and i <= 3 sW, else time. DeepSeek-V4 rotates the last lanes (rope_dim_offset = D - rotary_dim)
     and undoes the rotation of the attention output with `inverse` (s -> -s). Other lanes keep their bytes.
-    Rounding points: "vt" (vLLM's CUDA op) once per result; "vllm_native" also each product.
+    Rounding points: "vt" once per result, its float32 products and sum each rounded; "vllm" (the CUDA op) the same
+    with one fused product, which shows in float32 alone; "vllm_native" also rounds each product to storage.
     Errors: ContractError for positions outside [0, P), widths that are odd or beyond D, sections that do not add up
     to the pairs, mixed dtypes.
     Source: arXiv 2104.09864, 2409.12191 (M-RoPE); vllm/model_executor/layers/rotary_embedding/{base,mrope}.py.
     """
     cos, sin = cos_sin_rows(cos_sin_cache, positions, mrope_section, mrope_interleaved)
-    products = None if rounding == "vt" else cos.dtype if cos.dtype == np.float32 else q.dtype
-    how = {"is_neox": is_neox, "offset": rope_dim_offset, "inverse": inverse, "product_dtype": products}
-    rotated_q = rotate(nx, q, cos, sin, **how)
-    return rotated_q if k is None else (rotated_q, rotate(nx, k, cos, sin, **how))
+    how = {"is_neox": is_neox, "offset": rope_dim_offset, "inverse": inverse, "contracted": rounding == "vllm"}
+    if rounding == "vllm_native":
+        how["product_dtype"] = cos.dtype if cos.dtype == np.float32 else q.dtype
+    return rotate(nx, (q,), cos, sin, **how)[0] if k is None else rotate(nx, (q, k), cos, sin, **how)

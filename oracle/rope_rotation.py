@@ -14,24 +14,37 @@ def pairs(half: int, offset: int, is_neox: bool) -> tuple[slice, slice]:
     return slice(offset, offset + 2 * half, 2), slice(offset + 1, offset + 2 * half, 2)
 
 
-def rotated(nx, first, second, cos, sin, point=None):
-    """(first*cos - second*sin, second*cos + first*sin); `point` rounds each of the four products."""
+def rotated(nx, first, second, cos, sin, point=None, contracted=False):
+    """(first*cos - second*sin, second*cos + first*sin); `point` rounds each of the four products.
+
+    contracted: the products of `first` go unrounded into the sums, as nvcc fuses them.
+    """
+    if contracted:
+        return nx.fma(first, cos, nx.neg(nx.mul(second, sin))), nx.fma(first, sin, nx.mul(second, cos))
     point = point or (lambda value: value)
     ahead = nx.sub(point(nx.mul(first, cos)), point(nx.mul(second, sin)))
     behind = nx.add(point(nx.mul(second, cos)), point(nx.mul(first, sin)))
     return ahead, behind
 
 
-def rotate(nx, x, cos, sin, *, is_neox, offset=0, inverse=False, product_dtype=None):
-    """A copy of x [T, H, D] with its rotary lanes rotated and rounded once; the other lanes keep their bytes."""
+def rotate(nx, tensors, cos, sin, *, is_neox, offset=0, inverse=False, product_dtype=None, contracted=False):
+    """Copies of the tensors [T, H, D], of one dtype, with their rotary lanes rotated and rounded once.
+
+    The other lanes keep their bytes. The heads of all tensors go through the arithmetic together.
+    """
     first, second = pairs(cos.shape[-1], offset, is_neox)
     cos, sin = nx.load(cos)[:, None], nx.load(sin)[:, None]
     sin = nx.neg(sin) if inverse else sin
     point = None if product_dtype is None else lambda value: nx.load(nx.store(value, product_dtype))
-    ahead, behind = rotated(nx, nx.load(x[..., first]), nx.load(x[..., second]), cos, sin, point)
-    out = np.array(x, order="C")
-    out[..., first], out[..., second] = nx.store(ahead, x.dtype), nx.store(behind, x.dtype)
-    return out
+    x, y = (nx.load(np.concatenate([tensor[..., lanes] for tensor in tensors], axis=1)) for lanes in (first, second))
+    ahead, behind = (nx.store(value, tensors[0].dtype) for value in rotated(nx, x, y, cos, sin, point, contracted))
+    outs, head = [], 0
+    for tensor in tensors:
+        out, heads = np.array(tensor, order="C"), slice(head, head + tensor.shape[1])
+        out[..., first], out[..., second] = ahead[:, heads], behind[:, heads]
+        outs.append(out)
+        head = heads.stop
+    return tuple(outs)
 
 
 def section_axes(section, interleaved: bool) -> np.ndarray:

@@ -122,7 +122,9 @@ def test_gather_reads_back_a_paged_write():
 
 @checks("cp_gather_cache")
 def test_gather_against_the_cuda_op():
-    for golden in op_cases("kv_cache", "cp_gather_cache"):
+    goldens = op_cases("kv_cache", "cp_gather_cache", "cuda")
+    assert goldens
+    for golden in goldens:
         arguments = golden.call()
         oracle.cp_gather_cache(**arguments)
         assert_bytes(arguments["dst"], golden.outputs["dst"], golden.name)

@@ -149,9 +149,11 @@ def test_packed_write_against_loop(case):
 
 
 @checks("reshape_and_cache", "reshape_and_cache_xpacked")
-def test_paged_writes_against_the_cuda_ops():
+def test_paged_writes_against_vllm():
     for op in ("reshape_and_cache", "reshape_and_cache_xpacked"):
-        for golden in op_cases("kv_cache", op):
+        goldens = op_cases("kv_cache", op)
+        assert goldens
+        for golden in goldens:
             arguments = golden.call()
             getattr(oracle, op)(**arguments)
             for name, want in golden.outputs.items():

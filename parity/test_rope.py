@@ -46,6 +46,10 @@ def test_rope_from_cache_against_scalar_loop(case):
         found = run(q, k, positions, cache, **call)
         for got, x in zip(found, (q, k)):
             assert_bytes(got, loop(x, rows, **how, offset=case.get("offset", 0), product=product, step=step))
+    if product is None:  # float64 knows no fusion
+        fused = oracle.rope_from_cache(q, k, positions, cache, **{**call, "rounding": "vllm"})
+        for got, want in zip(fused, oracle.rope_from_cache(q, k, positions, cache, **call)):
+            assert_bytes(got, want)
     assert_bytes(oracle.rope_from_cache(q, None, positions.astype(np.int32), cache, **call), oracle.rope_from_cache(
         q, k, positions, cache, **call)[0])  # fmt: skip
 
@@ -182,11 +186,13 @@ def test_scores_depend_on_the_distance_only(near, far, seed):
 
 @checks("rope_from_cache")
 def test_rope_from_cache_against_vllm():
-    """The mirror's bytes are those of the Python forwards, and of the CUDA op, which rounds once."""
-    python = op_cases("rope_frequencies", "rope_from_cache")
-    assert len(python) >= 50
-    for golden in python + op_cases("rope", "rope_from_cache"):
-        arguments = {"k": None, **golden.arguments, **golden.inputs}
+    """The mirror's bytes are those of the Python forwards, and with "vllm" those of the CUDA op."""
+    goldens = [*op_cases("rope_frequencies", "rope_from_cache"), *op_cases("rope", "rope_from_cache")]
+    assert {golden.build for golden in goldens} == {"cpu", "cuda"} and len(goldens) >= 70
+    for golden in goldens:
+        arguments = {"k": None, **golden.call()}
+        if golden.build == "cuda":
+            arguments["rounding"] = "vllm"
         found = oracle.rope_from_cache.mirror(**arguments)
         found = found if isinstance(found, tuple) else (found,)
         for got, (name, want) in zip(found, golden.outputs.items(), strict=True):
@@ -219,7 +225,7 @@ REFUSED = {
     "beyond the head": ("rope_from_cache", "cos_sin_cache", {"rope_dim_offset": 1}),
     "half cache": ("rope_from_cache", "cos_sin_cache", {"cos_sin_cache": np.ones((4, 8), np.float16)}),
     "k of other tokens": ("rope_from_cache", "k", {"k": np.zeros((3, 1, 8), np.float32)}),
-    "rounding": ("rope_from_cache", "rounding", {"rounding": "vllm"}),
+    "rounding": ("rope_from_cache", "rounding", {"rounding": "cuda"}),
 }  # fmt: skip
 
 
@@ -241,8 +247,8 @@ _ROTATION = {
 }  # fmt: skip
 mutations("rope_neox", {
     **_ROTATION,
-    "k rotated as GPT-J": ("rotate(nx, k, cos, sin, is_neox=True)", "rotate(nx, k, cos, sin, is_neox=False)"),
-    "k kept": ("rotate(nx, k, cos, sin, is_neox=True)", "k.copy()"),
+    "rotated as GPT-J": ("is_neox=True", "is_neox=False"),
+    "k kept": ("rotate(nx, (q, k), cos, sin, is_neox=True)", "(rotate(nx, (q, k), cos, sin, is_neox=True)[0], k)"),
     "llama3 ignored": ("base, rotary_dim, llama3)", "base, rotary_dim, None)"),
 })  # fmt: skip
 mutations("rope_from_cache", {
@@ -250,7 +256,11 @@ mutations("rope_from_cache", {
     "GPT-J pairs as NeoX": ("if is_neox:", "if True:", "rope_rotation.pairs"),
     "leading lanes": ('"offset": rope_dim_offset', '"offset": 0'),
     "never inverse": ('"inverse": inverse', '"inverse": False'),
-    "products unrounded": ('None if rounding == "vt" else', "None if True else"),
+    "products unrounded": ('if rounding == "vllm_native":', "if False:"),
+    "never contracted": ('rounding == "vllm"}', "False}"),
+    "the other product contracted": ("nx.fma(first, sin, nx.mul(second, cos))",
+                                     "nx.fma(second, cos, nx.mul(first, sin))",
+                                     "rope_rotation.rotated"),
     "products rounded to q's dtype": ("cos.dtype if cos.dtype == np.float32 else q.dtype", "q.dtype"),
     "interleaved bound on i + 1": ("(i <= 3 * section[1])", "(i + 1 <= 3 * section[1] - 3)",
                                    "rope_rotation.section_axes"),

@@ -214,8 +214,8 @@ def near_get_rope(found, want, parameters, head_size, max_position):
 
 @checks("rope_build_cache")
 def test_cache_against_get_rope():
-    cases = op_cases("rope_frequencies", "rope_build_cache")
-    assert len(cases) >= 50
+    cases = [*op_cases("rope_frequencies", "rope_build_cache"), *op_cases("rope", "rope_build_cache", "cpu")]
+    assert len(cases) >= 90
     for golden in cases:
         found = oracle.rope_build_cache(**golden.arguments)
         want = golden.outputs["cos_sin_cache"]
