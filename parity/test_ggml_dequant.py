@@ -17,7 +17,8 @@ from vtlab.gguf import dequant
 from vtlab.gguf.dequant import TYPES, dequantize, dequantize_rows
 from vtlab.gguf.dequant_iq import grid
 from vtlab.gguf.layout import LAYOUTS
-from vtlab.gguf.reader import BlockTensor
+from vtlab.gguf.reader import BlockTensor, read_gguf
+from vtlab.models.demo import demo_installed, demo_path
 from vtlab.ops.errors import ContractError
 from vtlab.parity.compare import assert_bytes
 
@@ -176,3 +177,17 @@ def test_bad_calls_are_refused(name):
     with pytest.raises(ContractError) as caught:
         call()
     assert caught.value.argument == argument
+
+
+@pytest.mark.demo
+@pytest.mark.skipif(not demo_installed(), reason="the demo extra is not installed")
+def test_a_real_file():
+    """Gemma-3-270m in Q4_K_M: opened whole, and of every kind of tensor in it the first rows."""
+    with read_gguf(demo_path()) as file:
+        assert file.arch == "gemma3" and len(file.tensors) == 236
+        assert len(file.metadata["tokenizer.ggml.tokens"]) == 262_144
+        kinds = {(tensor.type, tensor.shape[-1]): tensor for tensor in file.tensors.values()}
+        assert {kind for kind, _ in kinds} == {"F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
+        for tensor in kinds.values():
+            raw = tensor.data[:64]
+            assert_same(dequantize(raw, tensor.type), by_package(raw, tensor.type), tensor.name)
