@@ -64,7 +64,7 @@ def _resolve(op: str, tensor, ggml_type, shape) -> tuple[BlockLayout, np.ndarray
         raw, ggml_type, shape = tensor.data, tensor.type, tensor.shape
     else:
         raw = np.frombuffer(tensor, np.uint8) if isinstance(tensor, bytes | bytearray | memoryview) else tensor
-    layout = LAYOUT_BY_ID.get(ggml_type) if isinstance(ggml_type, int) else LAYOUTS.get(ggml_type)
+    layout = LAYOUT_BY_ID.get(ggml_type) if isinstance(ggml_type, int) else LAYOUTS.get(str(ggml_type))
     if layout is None or layout.name not in TYPES:
         raise ContractError(op, "ggml_type", ggml_type, ", ".join(TYPES))
     if not isinstance(raw, np.ndarray) or raw.dtype != np.uint8:

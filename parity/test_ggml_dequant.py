@@ -155,6 +155,7 @@ TABLE = BlockTensor("t", "Q8_0", (3, 32), np.zeros((3, 34), np.uint8), 0)
 BAD_CALLS = {
     "unknown type": (lambda: dequantize(bytes(18), "Q9_9", (32,)), "ggml_type"),
     "type without decoder": (lambda: dequantize(bytes(74), "IQ2_XS", (256,)), "ggml_type"),
+    "type a list": (lambda: dequantize(bytes(18), ["Q4_0"], (32,)), "ggml_type"),
     "type left out": (lambda: dequantize(bytes(18)), "ggml_type"),
     "shape beside a BlockTensor": (lambda: dequantize(TABLE, shape=(96,)), "ggml_type, shape"),
     "float array": (lambda: dequantize(np.zeros(18, np.float32), "Q4_0"), "tensor"),
