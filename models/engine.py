@@ -89,8 +89,9 @@ class Engine:
         request = self._request(prompt, params)
         text = self.tokenizer.stream(request.prompt)
         with contextlib.closing(self._stream(request)) as tokens:
-            for token in tokens:
-                yield text.push(token)
+            for count, token in enumerate(tokens, 1):
+                if count <= request.num_text_tokens:
+                    yield text.push(token)
         yield text.flush()
 
     def _stream(self, request: Request) -> Iterator[int]:
@@ -155,7 +156,7 @@ class Engine:
         return self.decoder.config.stop_ids | from_tokenizer
 
     def _text(self, request: Request) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.decode(request.generated)
+        return None if self.tokenizer is None else self.tokenizer.decode(request.generated[: request.num_text_tokens])
 
 
 __all__ = ["Engine", "Output", "SamplingParams"]

@@ -22,7 +22,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished generation. finish_reason is "stop" (a stop token, which is not in `tokens`) or "length"."""
+    """A finished generation; finish_reason is "stop" or "length". A stop token is the last of `tokens`, not in `text`."""
 
     tokens: tuple[int, ...]
     finish_reason: str
@@ -55,15 +55,20 @@ class Request:
         return [*self.prompt[start:stop], *self.generated[max(start - split, 0) : max(stop - split, 0)]]
 
     def accept(self, token: int, logprobs: TokenLogprobs | None) -> None:
-        """Take a sampled token; a stop token ends the request and is not kept."""
-        if token in self.stop_ids and len(self.generated) >= self.params.min_tokens:
-            self.finish_reason = "stop"
-            return
+        """Take a sampled token; it is the last one where it stops the request or fills it."""
+        stops = token in self.stop_ids and len(self.generated) >= self.params.min_tokens
         self.generated.append(token)
         if logprobs is not None:
             self.logprobs.append(logprobs)
-        if len(self.generated) >= self.max_tokens:
+        if stops:
+            self.finish_reason = "stop"
+        elif len(self.generated) >= self.max_tokens:
             self.finish_reason = "length"
+
+    @property
+    def num_text_tokens(self) -> int:
+        """How many generated tokens belong to the text: a token that stopped the request does not."""
+        return len(self.generated) - (self.finish_reason == "stop")
 
     def output(self, text: str | None = None) -> Output:
         logprobs = None if self.params.logprobs is None else tuple(self.logprobs)

@@ -64,7 +64,8 @@ def spm(**changes) -> Tokenizer:
     """A SentencePiece vocabulary in which "abc" is reachable through "bc" (better score) or "ab"."""
     rows = [("<unk>", 2, 0.0), ("<s>", CONTROL, 0.0), ("</s>", CONTROL, 0.0)]
     rows += [(f"<0x{byte:02X}>", BYTE, 0.0) for byte in range(256)]
-    rows += [("  ", USER_DEFINED, -1000.0), ("<tag>", USER_DEFINED, -1000.0), ("bc", NORMAL, -1.0), ("ab", NORMAL, -2.0),
+    rows += [("  ", USER_DEFINED, -1000.0), ("<tag>", USER_DEFINED, -1000.0), ("bc", NORMAL, -1.0),
+             ("ab", NORMAL, -2.0),
              ("\u2581a", NORMAL, -3.0), ("abc", NORMAL, -4.0), ("\u2581", NORMAL, -5.0), ("a", NORMAL, -6.0),
              ("b", NORMAL, -7.0), ("c", NORMAL, -8.0)]  # fmt: skip
     tokens, types, scores = zip(*rows)
@@ -112,7 +113,8 @@ def test_llama3_takes_a_whole_word_of_the_vocabulary_without_its_merges():
 
 
 @pytest.mark.parametrize(("field", "changes"), [
-    ("model", {"model": "rwkv"}), ("model", {"model": None}), ("scores", {"scores": [0.0]}), ("scores", {"scores": None}),
+    ("model", {"model": "rwkv"}), ("model", {"model": None}), ("scores", {"scores": [0.0]}),
+    ("scores", {"scores": None}),
     ("token_type", {"token_type": [1]}), ("tokens", {"tokens": ["a"] * 269}), ("bos_token_id", {"bos_token_id": 269}),
     ("bos_token_id", {"bos_token_id": -1}),
 ])  # fmt: skip
