@@ -85,6 +85,17 @@ def test_gated_front_against_scalar_loop(case):
 
 
 @checks("attn_qk_norm_rope_gate")
+def test_gated_front_against_vllm():
+    goldens = op_cases("rope_frequencies", "attn_qk_norm_rope_gate")
+    assert goldens
+    for golden in goldens:
+        for got, want in zip(
+            oracle.attn_qk_norm_rope_gate.mirror(**golden.call()), golden.outputs.values(), strict=True
+        ):
+            assert_bytes(got, want, golden.name)
+
+
+@checks("attn_qk_norm_rope_gate")
 def test_gated_front_in_float32_is_the_chain_of_four_ops():
     qgate, kf = draw((5, 4 * 2 * 64), "float32", 5), draw((5, 2 * 64), "float32", 6)
     q_norm, k_norm, cos_sin = draw((64,), "float32", 7), draw((64,), "float32", 8), table(5, 32)

@@ -1,5 +1,6 @@
 """get_rope of every frequency family: its cache in float32 and bfloat16, and its Python forward on random heads.
 
+Also the Triton kernel in front of gated attention, interpreted, in float16: the interpreter rounds bfloat16 wrongly.
 Run in the CPU build: `python ops_rope_cpu.py [folder]`; writes rope_frequencies.cpu.safetensors.
 """
 
@@ -8,10 +9,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
-from record import Record, generator, normal
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.model_executor.layers.rotary_embedding import get_rope, phi3_long_rope_scaled_rope
+import interpreted
+
+interpreted.enable()
+
+import torch  # noqa: E402
+from record import Record, generator, normal  # noqa: E402
+from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.model_executor.layers.fused_qk_norm_rope import fused_qk_rmsnorm_rope_gate  # noqa: E402
+from vllm.model_executor.layers.rotary_embedding import get_rope, phi3_long_rope_scaled_rope  # noqa: E402
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5,
           "original_max_position_embeddings": 8192}  # fmt: skip
@@ -102,6 +108,27 @@ def capture(record: Record, name: str, dtype: torch.dtype) -> None:
                         {"q": wide, "positions": positions, "cos_sin_cache": cache}, {"q": out})  # fmt: skip
 
 
+def gated_front(record: Record) -> None:
+    """Weights go in with their 1 added, as the model passes them."""
+    for tokens, hq, hk, dim, rotary in ((5, 3, 2, 64, 16), (3, 2, 1, 256, 64), (3, 1, 1, 96, 96)):
+        name = f"float16_{dim}_{rotary}"
+        half = torch.float16
+        qgate = normal(f"g{name}", tokens, hq * 2 * dim, dtype=half)
+        key = normal(f"k{name}", tokens, hk * dim, dtype=half)
+        weights = [1 + normal(f"{part}w{name}", dim, scale=0.3) for part in "qk"]
+        angle = 50 * torch.rand(20, rotary // 2, generator=generator(f"a{name}"), dtype=torch.float64)
+        cache = torch.cat([angle.cos(), angle.sin()], -1).to(torch.float32).to(half)
+        positions = torch.randint(0, 20, (tokens,), generator=generator(f"p{name}"))
+        with record.attempt(f"fused_qk_rmsnorm_rope_gate {name}"):
+            q, k, gate = fused_qk_rmsnorm_rope_gate(qgate, key, *weights, cache, positions, 1e-6, hq, hk, dim, rotary)
+            record.case("attn_qk_norm_rope_gate", name, "fused_qk_rmsnorm_rope_gate, interpreted",
+                        {"eps": 1e-6, "gemma": False, "rounding": "vllm"},
+                        {"qgate": qgate, "kf": key, "q_norm": weights[0], "k_norm": weights[1],
+                         "cos_sin": cache[positions]},
+                        {"q": q.view(tokens, hq, dim), "k": k.view(tokens, hk, dim),
+                         "gate": gate.view(tokens, hq, dim)})  # fmt: skip
+
+
 def main() -> None:
     record = Record("rope_frequencies", __file__)
     phi3_long_rope_scaled_rope.get_current_vllm_config = lambda: _Engine
@@ -110,6 +137,7 @@ def main() -> None:
             for dtype in (torch.float32, torch.bfloat16):
                 with record.attempt(f"{name} {dtype}"):
                     capture(record, name, dtype)
+    gated_front(record)
     record.save(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "ops")
 
 
