@@ -37,7 +37,7 @@ def softmax(nx, logits):
 def has_vocabulary(arguments, axes):
     """an empty vocabulary"""
     if axes["V"] == 0:
-        raise refuse("logits", "0 columns", "at least one column")
+        raise refuse(next(iter(arguments)), "0 columns", "at least one column")
 
 
 @op(

@@ -21,7 +21,8 @@ def _distance(logits):
     """1 + log V + (max - l): what the roundings of a softmax in the exponent are relative to."""
     wide = logits.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        return 1 + np.log(logits.shape[1]) + (wide.max(axis=-1, keepdims=True) - wide)
+        gap = wide.max(axis=-1, keepdims=True) - wide
+    return 1 + np.log(logits.shape[1]) + np.where(gap < np.inf, gap, 0)
 
 
 def first_maximum(scores: np.ndarray) -> np.ndarray:
