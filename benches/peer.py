@@ -27,7 +27,7 @@ def compare(benchmark, side: str, group: str, oracle: Callable, torch: Callable,
     benchmark.group = group
     call, args = (oracle, arrays) if side == "oracle" else (torch, tuple(map(tensor, arrays)))
     call(*args)
-    benchmark.pedantic(call, args, rounds=7, iterations=1 if arrays[0].size > 1 << 16 else 20)
+    benchmark.pedantic(call, args, rounds=9, iterations=1 if arrays[0].size > 1 << 16 else 20)
 
 
 def normal(*shape: int, dtype=ml_dtypes.bfloat16, seed: int = 0) -> np.ndarray:

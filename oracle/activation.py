@@ -221,8 +221,7 @@ def relu(nx, x):
     Errors: ContractError for a wrong dtype.
     Source: vllm/model_executor/models/opt.py, its MLP's activation.
     """
-    value = nx.load(x)
-    return nx.store(nx.where(value > 0, value, 0.0), x.dtype)
+    return np.where(nx.load(x) > 0, x, x.dtype.type(0))
 
 
 @op(

@@ -7,6 +7,7 @@ import numpy as np
 
 from vtlab.ops.contract import EXACT, Bound, Choice, Parity, Scalar, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS, IDS
+from vtlab.ops.numerics import round_to, widen
 from vtlab.ops.table import op
 
 _ROW = "KERNEL-EW-NORM-ACT"
@@ -113,7 +114,7 @@ def cast_bf16(nx, x):
     Errors: ContractError for a dtype other than float32.
     Source: IEEE 754-2019 4.3.1; torch.Tensor.to.
     """
-    return nx.store(nx.load(x), ml_dtypes.bfloat16)
+    return round_to(x, ml_dtypes.bfloat16)
 
 
 @op(
@@ -136,7 +137,7 @@ def cast_f32(nx, x):
     Errors: ContractError for a dtype other than bfloat16.
     Source: torch.Tensor.to.
     """
-    return nx.store(nx.load(x), np.float32)
+    return widen(x, np.float32)
 
 
 def _ids_name_rows(arguments, axes):

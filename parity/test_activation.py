@@ -263,10 +263,10 @@ mutations("silu_and_mul_clamp", {
     "clamp after the activation": ("gate = point(nx.minimum(gate, limit))", "gate = point(gate)"),
 })  # fmt: skip
 mutations("relu", {
-    "keep NaN": ("value > 0", "~(value <= 0)"),
-    "absolute value": ("value, 0.0)", "value, nx.neg(value))"),
-    "zero from below": ("value, 0.0)", "value, -0.0)"),
-    "leaky": ("value, 0.0)", "value, nx.mul(value, 0.01))"),
+    "keep NaN": ("nx.load(x) > 0", "~(nx.load(x) <= 0)"),
+    "absolute value": ("x.dtype.type(0)", "-x"),
+    "zero from below": ("x.dtype.type(0)", "x.dtype.type(-0.0)"),
+    "leaky": ("x.dtype.type(0)", "x.dtype.type(0.01) * x"),
 })  # fmt: skip
 mutations("soft_cap", {
     "multiply by 1 / cap": ("nx.div(nx.load(x), cap)", "nx.mul(nx.load(x), nx.div(1.0, cap))"),

@@ -240,15 +240,16 @@ mutations("mul_col_vec_f32", {
     "divide": ("nx.mul(", "nx.div("),
 })  # fmt: skip
 mutations("cast_bf16", {
-    "truncate": ("return nx.store(nx.load(x), ml_dtypes.bfloat16)",
-                 "return (x.copy().view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(ml_dtypes.bfloat16)"),
+    "truncate": ("round_to(x, ml_dtypes.bfloat16)",
+                 "(x.copy().view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(ml_dtypes.bfloat16)"),
     "saturate": ("ml_dtypes.bfloat16)", "ml_dtypes.bfloat16, saturate=True)"),
-    "through float16": ("nx.load(x)", "nx.load(nx.store(nx.load(x), np.float16))"),
+    "through float16": ("round_to(x,", "round_to(round_to(x, np.float16),"),
 })  # fmt: skip
 mutations("cast_f32", {
-    "drop subnormals": ("nx.load(x)", "nx.where(nx.abs(nx.load(x)) < 2.0**-126, 0.0, nx.load(x))"),
-    "through float16": ("nx.load(x)", "nx.load(nx.store(nx.load(x), np.float16))"),
-    "lose the sign": ("nx.load(x)", "nx.abs(nx.load(x))"),
+    "drop subnormals": ("widen(x, np.float32)",
+                        "nx.store(nx.where(nx.abs(nx.load(x)) < 2.0**-126, 0.0, nx.load(x)), np.float32)"),
+    "through float16": ("widen(x, np.float32)", "widen(round_to(x, np.float16), np.float32)"),
+    "lose the sign": ("widen(x, np.float32)", "np.abs(widen(x, np.float32))"),
 })  # fmt: skip
 mutations("embedding", {
     "the row after": ("table[ids]", "table[(ids + 1) % len(table)]"),
