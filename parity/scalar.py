@@ -62,3 +62,9 @@ def flip_share(roundings: float, elements: int) -> float:
     """
     mean = 2 * roundings * 2.0**-16 * elements
     return (mean + 5 * math.sqrt(mean)) / elements
+
+
+def f32_inverse_rms(row, eps, mean=True):
+    """1 / sqrt(mean or sum of squares + eps) of one row of float32 scalars, each operation rounded."""
+    total = tree256([v * v for v in row])
+    return np.float32(1) / np.sqrt((total / np.float32(len(row)) if mean else total) + np.float32(eps))
