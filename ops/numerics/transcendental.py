@@ -86,7 +86,7 @@ def _log_parts(f: np.ndarray, f_lo: np.ndarray, k: np.ndarray) -> tuple[np.ndarr
     return s, (f - (line - big)) + (((line - s) - half) + low)
 
 
-def _log_of(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
+def _log_of(y: np.ndarray, at: np.ndarray) -> np.ndarray:
     """y, or what log makes of `at` = the argument where it is no positive number."""
     y = _select(at < _INF, y, at)
     return _select(at > _0, y, _select(at == _0, -_INF, _NAN))
@@ -100,7 +100,7 @@ def log(x: np.ndarray) -> np.ndarray:
     k = (bits - _SQRT_HALF_BITS) >> np.int32(23)
     f = (bits - (k << np.int32(23))).view(np.float32) - _1
     s, s_lo = _log_parts(f, _0, k.astype(np.float32) - _select(tiny, _F(23), _0))
-    return _log_of(x, s + s_lo, x)
+    return _log_of(s + s_lo, x)
 
 
 @elementwise
@@ -114,7 +114,7 @@ def log1p(x: np.ndarray) -> np.ndarray:
     f_lo = lost * _power(-np.minimum(k, np.int32(126)))
     near = k == 0
     s, s_lo = _log_parts(_select(near, x, f), _select(near, _0, f_lo), k.astype(np.float32))
-    return _select(x == _0, x, _log_of(x, s + s_lo, u))
+    return _select(x == _0, x, _log_of(s + s_lo, u))
 
 
 def _sigmoid_parts(x: np.ndarray, x_lo) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -217,7 +217,7 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 def gelu_erf(x: np.ndarray) -> np.ndarray:
     """x/2 * (1 + erf(x/sqrt(2))) = x * Phi(x), Phi(-a) = exp(-a^2/2) * M(a), M by a table of polynomials."""
     a = _clip(np.abs(x), 0, 14.75)
-    at = (a * _F(2)).astype(np.int32) if not np.isnan(a).any() else np.nan_to_num(a * _F(2)).astype(np.int32)
+    at = np.fmin(a * _F(2), _F(29)).astype(np.int32)  # a NaN takes any row, its d is NaN
     table = c.MILLS[at].T
     d = a - (at.astype(np.float32) * _F(0.5) + _F(0.25))
     bend = table[6]
