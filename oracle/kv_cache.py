@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 from vtlab.ops.contract import EXACT, Parity, Tensor, refuse
@@ -42,9 +44,14 @@ def slots_fit(arguments, axes):
 
 
 def caches_take_writes(arguments, axes):
-    """a cache that is read-only, or in which two elements share memory"""
+    """a cache that is read-only, or in which two elements share memory; keys and values in the same bytes"""
     for name in ("key_cache", "value_cache"):
         takes_writes(name, arguments[name])
+    keys, values = arguments["key_cache"], arguments["value_cache"]
+    if isinstance(keys, np.ndarray):
+        with contextlib.suppress(np.exceptions.TooHardError):
+            if np.shares_memory(keys, values, max_work=10**4):
+                raise refuse("value_cache", "bytes of key_cache", "bytes of its own")
 
 
 def takes_writes(name, array):
@@ -96,7 +103,7 @@ def reshape_and_cache(nx, key, value, key_cache, value_cache, slot_mapping):
     strides but a unit last one, all of one dtype; slot_mapping int64 [S], S <= T. Tokens from S on are padding.
     Returns nothing: the caches are written in place, and every other byte of them stays.
     Rounding points: none, bytes are copied.
-    Errors: ContractError for a slot >= NB * BS, S > T, mixed dtypes or shapes, overlapping cache elements.
+    Errors: ContractError for a slot >= NB * BS, S > T, mixed dtypes or shapes, cache elements that overlap.
     Source: arXiv 2309.06180 (PagedAttention); vllm/_custom_ops.py: reshape_and_cache_flash.
     """
     token = written(slot_mapping)

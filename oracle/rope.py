@@ -234,7 +234,7 @@ def rope_neox(nx, q, k, positions, *, base, rotary_dim, llama3=None):
     examples=(
         {"T": 3, "Hq": 4, "Hk": 2, "D": 64, "P": 50, "rotary_dim": 64, "k": "float32"},
         {"T": 2, "Hq": 3, "Hk": 1, "D": 80, "P": 9, "rotary_dim": 20, "q": "bfloat16", "k": "bfloat16",
-         "is_neox": False},
+         "is_neox": False, "rounding": "vllm"},
         {
             "...": (3,), "T": 4, "Hq": 2, "Hk": 1, "D": 128, "P": 40, "rotary_dim": 64, "q": "bfloat16",
             "k": "bfloat16", "cos_sin_cache": "bfloat16", "mrope_section": (11, 11, 10), "mrope_interleaved": True,

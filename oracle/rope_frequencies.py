@@ -16,8 +16,10 @@ import numpy as np
 from vtlab.ops.contract import refuse
 from vtlab.ops.numerics import round_to
 
+from .rope_rotation import is_section
+
 ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "ntk", "llama3", "yarn", "deepseek_yarn",
-              "deepseek_llama_scaling", "longrope", "proportional")  # fmt: skip
+              "deepseek_llama_scaling", "longrope", "su", "proportional")  # fmt: skip
 _ROWS = 2048
 
 
@@ -36,7 +38,7 @@ def number(parameters: Mapping, key: str, default: float | None = None, *, above
     value = parameters.get(key)
     value = default if value is None else value
     if value is None:
-        raise refuse("rope_parameters", f"no {key}", f"{key}, which rope_type {parameters.get('rope_type')} needs")
+        raise refuse("rope_parameters", f"no {key}", f"a number for {key}")
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise refuse("rope_parameters", f"{key} = {value!r}", f"a number for {key}")
     if not (math.isfinite(value) and value > above):
@@ -49,7 +51,7 @@ def rotary_width(parameters: Mapping, head_size: int) -> int:
     share = number(parameters, "partial_rotary_factor", 1.0)
     if share > 1:
         raise refuse("rope_parameters", f"partial_rotary_factor = {share}", "at most 1")
-    width = int(parameters.get("rope_dim") or int(head_size * share))
+    width = int(number(parameters, "rope_dim", int(head_size * share) or None))
     if width % 2 or not 0 < width <= head_size:
         raise refuse("rope_parameters", f"{width} rotated lanes", f"an even number in (0, {head_size}]")
     return width
@@ -153,7 +155,7 @@ def tables(parameters: Mapping, head_size: int, max_position: int, real: type) -
     if kind == "dynamic":
         return [Table(plain(_dynamic_base(parameters, base, width, max_position), width, real), max_position)]
     length = number(parameters, "original_max_position_embeddings", above=1.0)
-    if kind == "longrope":
+    if kind in ("longrope", "su"):
         return _long_and_short(parameters, width, int(length), max_position, real)
     factor, gain = number(parameters, "factor"), number(parameters, "attn_factor", 1.0)
     if kind == "yarn":
@@ -191,8 +193,8 @@ def _has_sections(parameters: Mapping, width: int) -> bool:
         if parameters.get("rope_type") == "mrope":
             raise refuse("rope_parameters", "no mrope_section", "mrope_section, which rope_type mrope needs")
         return False
-    if not isinstance(section, (list, tuple)) or sum(section) != width // 2:
-        raise refuse("rope_parameters", f"mrope_section = {section}", f"pairs that add up to {width // 2}")
+    if not is_section(section, width // 2):
+        raise refuse("rope_parameters", f"mrope_section = {section}", f"three counts that add up to {width // 2}")
     return True
 
 

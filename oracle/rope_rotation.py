@@ -57,6 +57,14 @@ def section_axes(section, interleaved: bool) -> np.ndarray:
     return np.where(tall, 1, np.where(wide, 2, 0))
 
 
+def is_section(section, half: int) -> bool:
+    """Three counts of pairs that add up to all of them."""
+    if not isinstance(section, (list, tuple)) or len(section) != 3:
+        return False
+    counts = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0 for n in section)
+    return counts and sum(section) == half
+
+
 def cos_sin_rows(cache, positions, section=None, interleaved=False):
     """cos and sin [T, half] of every token, in the cache's dtype: one row each, or per pair the row of its axis."""
     half = cache.shape[-1] // 2
@@ -90,13 +98,8 @@ def positions_in_table(arguments, axes):
 def positions_match_sections(arguments, axes):
     """positions other than [T], or [3, T] with an mrope_section of three counts that add up to the pairs"""
     positions, section = arguments["positions"], arguments["mrope_section"]
-    if section is not None:
-        whole = isinstance(section, (list, tuple)) and all(
-            isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 0 for n in section
-        )
-        pairs_of_cache = axes["rotary_dim"] // 2
-        if not whole or len(section) != 3 or sum(section) != pairs_of_cache:
-            raise refuse("mrope_section", section, f"three counts that add up to {pairs_of_cache}")
+    if section is not None and not is_section(section, axes["rotary_dim"] // 2):
+        raise refuse("mrope_section", section, f"three counts that add up to {axes['rotary_dim'] // 2}")
     if positions.ndim == 1:
         return
     if positions.ndim != 2 or positions.shape[0] != 3:

@@ -164,6 +164,7 @@ F32 = np.float32
 OVERLAP = np.lib.stride_tricks.as_strided(np.zeros(64, F32), (2, 4, 1, 8), (32, 8, 32, 4))
 FROZEN = np.zeros((2, 4, 1, 8), F32)
 FROZEN.flags.writeable = False
+SAME = np.zeros((2, 5, 1, 8), F32)
 REFUSED = {
     "slot NB * BS": ("slot_mapping", {"slot_mapping": np.int64([0, 8])}),
     "more slots than tokens": ("slot_mapping", {"slot_mapping": np.int64([0, 1, 2, 3])}),
@@ -184,6 +185,8 @@ REFUSED = {
     "block counts": ("value_cache", {"value_cache": np.zeros((3, 4, 1, 8), F32)}),
     "overlapping cache": ("value_cache", {"value_cache": OVERLAP}),
     "read-only cache": ("key_cache", {"key_cache": FROZEN}),
+    "one cache twice": ("value_cache", {"key_cache": SAME[:, :4], "value_cache": SAME[:, :4]}),
+    "one key row later": ("value_cache", {"key_cache": SAME[:, :4], "value_cache": SAME[:, 1:5]}),
     "a list": ("key", {"key": [[[1.0]]]}),
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ def reference(p, head_size, P):
             return (1 - m) * plain(i) / s + m * plain(i)
 
         return [(P, banded, 1, 1)]
-    if kind == "longrope":
+    if kind in ("longrope", "su"):
         gain = mp.sqrt(1 + mp.log(mp.mpf(P) / L) / mp.log(L)) if P > L else 1
         return [(rows, lambda i, f=p[f"{name}_factor"]: plain(i) / f[i], 1, p.get(f"{name}_mscale", gain))
                 for name, rows in (("short", L), ("long", P))]  # fmt: skip
@@ -121,7 +121,7 @@ FAMILIES = {
     "deepseek_untruncated": ({**DEEPSEEK, "rope_type": "deepseek_llama_scaling"}, 64, 7),
     "longrope": (LONG, 8, 64),
     "longrope_mscale": ({**LONG, "short_mscale": 1.1, "long_mscale": 1.3}, 8, 64),
-    "longrope_short": (LONG, 8, 12),
+    "longrope_short": ({**LONG, "rope_type": "su"}, 8, 12),
     "proportional": ({"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}, 64, 40),
     "mrope": ({"rope_type": "mrope", "mrope_section": [3, 3, 2]}, 16, 9),
     "mrope_yarn": ({**YARN, "mrope_section": (11, 11, 10)}, 64, 7),
@@ -274,6 +274,11 @@ BROKEN = {
     "infinite theta": {"rope_theta": math.inf},
     "sections that do not add up": {"mrope_section": [1, 1, 1]},
     "mrope without sections": {"rope_type": "mrope"},
+    "sections of text": {"mrope_section": ["1", "2", "1"]},
+    "a width of text": {"rope_dim": "4"},
+    "no width": {"partial_rotary_factor": 0.1},
+    "theta 1 for YaRN": {"rope_type": "yarn", "rope_theta": 1.0, "factor": 2.0, "original_max_position_embeddings": 8},
+    "two lanes for dynamic NTK": {"rope_type": "dynamic", "alpha": 2.0, "rope_dim": 2},
     "no mapping": [1],
 }
 
