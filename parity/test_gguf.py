@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import gguf
+from vtlab.gguf import limits
 from vtlab.gguf.layout import LAYOUTS
 from vtlab.gguf.reader import read_gguf
 from vtlab.ops.errors import FormatError
@@ -171,6 +172,16 @@ def test_a_vocabulary_is_read_in_order(tmp_path):
     with read_gguf(path) as file:
         assert file.metadata["t"] == tokens
         assert np.array_equal(file.metadata["s"], scores) and file.metadata["s"].dtype == np.float32
+
+
+def test_header_cap(tmp_path, monkeypatch):
+    """A header may be no longer than its cap, however long the file is."""
+    path = tmp_path / "long.gguf"
+    path.write_bytes(container([ARCH, pair("k", STRING, text("v" * 100))], [X], DATA))
+    read_gguf(path).close()
+    monkeypatch.setattr(limits, "HEADER_BYTES", 128)
+    with pytest.raises(FormatError, match="a header of at most 128 bytes"):
+        read_gguf(path)
 
 
 def test_missing_architecture_and_wrong_paths(tmp_path):
