@@ -107,22 +107,18 @@ def apply_penalties(
     Shapes: logits [R, V] float32; prompt_mask, output_mask [R, V] int8 (0 or 1); output_counts [R, V] int32; the
     penalties [R] float32. Seen means in the prompt or in the output.
     Rounding points: counts, products, quotients and differences round to float32, frequency before presence; truth and
-    mirror are the same bytes. (vLLM's CPU code multiplies by 1/rep and may lie 1 ulp of l / rep away.)
+    mirror are the same bytes. (vLLM's CPU code multiplies by 1/rep and may lie 2 ulps of l / rep away.)
     Errors: ContractError for other shapes or dtypes, V = 0. rep = 0 is allowed: inf for l > 0, else a zero or NaN.
     Source: vllm/model_executor/layers/utils.py; frequency and presence as in the OpenAI API.
     """
-
-    def rounded(value):
-        return nx.load(nx.store(value, np.float32))
-
-    value = nx.load(logits)
-    repetition = nx.load(repetition_penalties)[:, None]
-    scaled = nx.where(value > 0, nx.div(value, repetition), nx.mul(value, repetition))
-    value = rounded(nx.where((prompt_mask != 0) | (output_mask != 0), scaled, value))
-    frequency, presence = nx.load(frequency_penalties)[:, None], nx.load(presence_penalties)[:, None]
-    value = rounded(nx.sub(value, rounded(nx.mul(frequency, nx.load(output_counts.astype(np.float32))))))
-    present = nx.load((output_mask != 0).astype(np.int8))
-    return nx.store(nx.sub(value, rounded(nx.mul(presence, present))), np.float32)
+    # Every operation rounds, so that float32 itself is the definition: float64 in between would change no byte.
+    with np.errstate(all="ignore"):
+        repetition = repetition_penalties[:, None]
+        scaled = np.where(logits > 0, logits / repetition, logits * repetition)
+        value = np.where((prompt_mask != 0) | (output_mask != 0), scaled, logits)
+        value -= frequency_penalties[:, None] * output_counts.astype(np.float32)
+        value -= presence_penalties[:, None] * (output_mask != 0)
+    return value
 
 
 @op(

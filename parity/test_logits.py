@@ -342,18 +342,20 @@ mutations("apply_temperature", {
     ),
     "a threshold of 1e-6": ("np.float32(1e-5)", "np.float32(1e-6)"),
 })  # fmt: skip
+_FREQUENCY = "value -= frequency_penalties[:, None] * output_counts.astype(np.float32)\n        "
+_PRESENCE = "value -= presence_penalties[:, None] * (output_mask != 0)\n    "
 mutations("apply_penalties", {
-    "multiply positive logits": ("nx.div(value, repetition)", "nx.mul(value, repetition)"),
+    "multiply positive logits": ("logits / repetition", "logits * repetition"),
+    "multiply by the reciprocal": ("logits / repetition", "logits * (1 / repetition)"),
+    "zero is positive": ("logits > 0, logits / repetition", "logits >= 0, logits / repetition"),
     "prompt tokens are not repeated": ("(prompt_mask != 0) | (output_mask != 0)", "output_mask != 0"),
     "output tokens are not repeated": ("(prompt_mask != 0) | (output_mask != 0)", "prompt_mask != 0"),
-    "presence counts the prompt": ("(output_mask != 0).astype", "(prompt_mask != 0).astype"),
-    "frequency once": ("nx.load(output_counts.astype(np.float32))", "nx.load((output_counts > 0).astype(np.float32))"),
-    "presence and frequency swapped": (
-        "frequency, presence = nx.load(frequency_penalties)[:, None], nx.load(presence_penalties)[:, None]",
-        "presence, frequency = nx.load(frequency_penalties)[:, None], nx.load(presence_penalties)[:, None]",
-    ),
+    "presence counts the prompt": ("* (output_mask != 0)", "* (prompt_mask != 0)"),
+    "presence counts": ("presence_penalties[:, None] * (output_mask != 0)",
+                        "presence_penalties[:, None] * output_counts.astype(np.float32)"),
+    "frequency once": ("output_counts.astype(np.float32)", "(output_counts > 0)"),
     "counts unrounded": ("output_counts.astype(np.float32)", "output_counts.astype(np.float64)"),
-    "the product fused": ("rounded(nx.mul(frequency,", "(lambda x: x)(nx.mul(frequency,"),
+    "presence first": (_FREQUENCY + _PRESENCE, _PRESENCE + "    " + _FREQUENCY[:-4]),
 })  # fmt: skip
 mutations("apply_min_p", {
     "threshold kept out": ("probabilities < threshold", "probabilities <= threshold"),
