@@ -157,6 +157,3 @@ class Engine:
 
     def _text(self, request: Request) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.decode(request.generated[: request.num_text_tokens])
-
-
-__all__ = ["Engine", "Output", "SamplingParams"]

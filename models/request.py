@@ -22,7 +22,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished generation; finish_reason is "stop" or "length". A stop token is the last of `tokens`, not in `text`."""
+    """A finished generation; finish_reason is "stop" or "length". `text` leaves a stop token out, `tokens` does not."""
 
     tokens: tuple[int, ...]
     finish_reason: str
