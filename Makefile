@@ -37,7 +37,7 @@ record: $(VENV)/.installed     ## run the whole gate and write parity/records/or
 
 docs: $(VENV)/.installed       ## generate the pages and build the site
 	$(BIN)/python -m vtlab.parity.pages
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 notebooks: $(VENV)/.installed  ## run the notebooks
 	for n in docs/notebooks/*.py; do $(BIN)/jupytext --quiet --to ipynb --output build/notebooks/$$(basename $$n .py).ipynb $$n; done
