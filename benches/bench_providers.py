@@ -6,6 +6,7 @@ A direct call of the same function stands beside `call`, so that their differenc
 from __future__ import annotations
 
 import pytest
+
 from vtlab.ops.providers import Device, OpProvider, Registry, using
 
 BUDGET_NS = 150

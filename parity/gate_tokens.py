@@ -48,7 +48,8 @@ class TokenVerdict:
     def as_dict(self) -> dict:
         return {
             "golden": self.golden, "kind": self.kind, "tokens": self.tokens,
-            "max_logprob_error": self.verdict.max_error, "positions": [vars(at) for at in self.verdict.positions], "seconds": self.seconds,
+            "max_logprob_error": self.verdict.max_error, "seconds": self.seconds,
+            "positions": [vars(at) for at in self.verdict.positions],
         }  # fmt: skip
 
 

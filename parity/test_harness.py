@@ -56,7 +56,7 @@ def test_case_reads_as_attributes_and_prints_short():
     item = case(T=1, H=128, dtype="bfloat16")
     assert item.H == 128 and str(item) == "T1-H128-bfloat16"
     with pytest.raises(AttributeError):
-        item.missing
+        _ = item.missing
 
 
 def _verdict(monkeypatch, run, ledger):
@@ -75,7 +75,12 @@ KNOWN = Ledger((Miss("rms_norm", "planted", 7, "waits for a decision"),))
 
 @pytest.mark.parametrize(
     ("run", "ledger", "red", "known"),
-    [(_fail, Ledger(()), True, 0), (_fail, KNOWN, False, 1), (lambda: None, KNOWN, True, 0), (lambda: None, Ledger(()), False, 0)],
+    [
+        (_fail, Ledger(()), True, 0),
+        (_fail, KNOWN, False, 1),
+        (lambda: None, KNOWN, True, 0),
+        (lambda: None, Ledger(()), False, 0),
+    ],
     ids=["failure", "known miss", "known miss that passes", "pass"],
 )
 def test_the_gate_judges_by_the_ledger(monkeypatch, run, ledger, red, known):

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from vtlab.ops.capabilities import Capabilities, Device
 from vtlab.ops.errors import ContractError
 from vtlab.ops.providers import COPY_THROUGH, REFERENCE_TIER, OpProvider, OpStats, ProviderError, Registry, using

@@ -33,9 +33,12 @@ CONTRACT = Contract(
     returns={}, requires=(_even,),
 )  # fmt: skip
 GOOD = {
-    "x": np.zeros((3, 8), np.float32), "y": np.zeros((2, 5, 4), np.float32), "z": np.zeros(5, np.int32), "k": 2, "s": 1.5,
-    "flag": True, "mode": "a", "out_dtype": "float32", "a": 2, "b": 3, "rope": None,
+    "x": np.zeros((3, 8), np.float32), "y": np.zeros((2, 5, 4), np.float32), "z": np.zeros(5, np.int32), "k": 2,
+    "s": 1.5, "flag": True, "mode": "a", "out_dtype": "float32", "a": 2, "b": 3, "rope": None,
 }  # fmt: skip
+
+
+ROWS = "unit inner stride and non-overlapping rows"
 
 
 def test_a_good_call_binds_its_axes():
@@ -55,8 +58,8 @@ def test_a_good_call_binds_its_axes():
         ("x", np.zeros(8, np.float32), "shape (8,)", "(T, 2*D)"),
         ("x", np.zeros((3, 16), np.float32)[:, ::2], "strides (64, 8) for shape (3, 8)", "a C-contiguous array"),
         ("y", np.zeros((2, 5, 4), np.float64), "dtype float64", "dtype float32, that of x"),
-        ("y", np.zeros((2, 5, 8), np.float32)[..., ::2], "strides (160, 32, 8) for shape (2, 5, 4)", "unit inner stride and non-overlapping rows"),
-        ("y", np.broadcast_to(np.zeros((1, 4), np.float32), (5, 4)), "strides (0, 4) for shape (5, 4)", "unit inner stride and non-overlapping rows"),
+        ("y", np.zeros((2, 5, 8), np.float32)[..., ::2], "strides (160, 32, 8) for shape (2, 5, 4)", ROWS),
+        ("y", np.broadcast_to(np.zeros((1, 4), np.float32), (5, 4)), "strides (0, 4) for shape (5, 4)", ROWS),
         ("z", np.zeros(6, np.int32), "shape (6,)", "(a+b,) with a = 2, b = 3"),
         ("k", 1.0, "1.0", "an integer"),
         ("k", True, "True", "an integer"),
@@ -133,7 +136,7 @@ def test_too_many_and_repeated_arguments():
 
 def test_an_unknown_op_is_named_with_its_neighbours():
     with pytest.raises(AttributeError, match="rms_norm"):
-        ops.rms_nrom
+        _ = ops.rms_nrom
     with pytest.raises(ContractError, match="rms_norm"):
         table.lookup("rms_nrom")
 
@@ -149,8 +152,9 @@ def test_a_contract_must_list_the_functions_own_arguments():
     def fresh(nx, x):
         return x
 
+    register = table.op(row="r", args={"y": Tensor("T")}, returns={}, rounding=("n",), parity=Parity(), mirror=Bound())
     with pytest.raises(ValueError, match="the contract lists"):
-        table.op(row="r", args={"y": Tensor("T")}, returns={}, rounding=("none",), parity=Parity(), mirror=Bound())(fresh)
+        register(fresh)
 
 
 X, W = np.ones((2, 4), np.float32), np.ones(4, np.float32)

@@ -7,8 +7,8 @@
 
 # %% [markdown]
 # # Where two "equal" kernels part
-# Three looks at rounding: the double rounding of float64 to bfloat16, the three meanings of RMSNorm in bfloat16, and the
-# distance between truth and mirror as a sum grows.
+# Three looks at rounding: the double rounding of float64 to bfloat16, the three meanings of RMSNorm in bfloat16, and
+# the distance between truth and mirror as a sum grows.
 
 # %%
 import matplotlib.pyplot as plt
@@ -61,8 +61,8 @@ plt.tight_layout()
 
 # %% [markdown]
 # ## The order of a sum
-# The relative error of a float32 sum of squares against float64, one element after the other and in the tree that the kernels
-# declare. The tree's error stays flat: its longest path is `n/256 + 8` additions, not `n`.
+# The relative error of a float32 sum of squares against float64, one element after the other and in the tree that the
+# kernels declare. The tree's error stays flat: its longest path is `n/256 + 8` additions, not `n`.
 
 # %%
 sizes = [2**k for k in range(8, 17)]

@@ -7,8 +7,8 @@
 
 # %% [markdown]
 # # A token through the oracle
-# Gemma-3-270m from its real GGUF file, every op evaluated by its definition: what the model believes after a prompt, which
-# choices vLLM found close, and how near our log-probabilities are to vLLM's. Needs the `demo` extra.
+# Gemma-3-270m from its real GGUF file, every op evaluated by its definition: what the model believes after a prompt,
+# which choices vLLM found close, and how near our log-probabilities are to vLLM's. Needs the `demo` extra.
 
 # %%
 import matplotlib.pyplot as plt
@@ -40,8 +40,8 @@ plt.tight_layout()
 
 # %% [markdown]
 # ## Beside vLLM
-# Every log-probability that vLLM reported for this stream, against ours; and the gap between vLLM's two best tokens, below which
-# an error could change the stream.
+# Every log-probability that vLLM reported for this stream, against ours; and the gap between vLLM's two best tokens,
+# below which an error could change the stream.
 
 # %%
 ids = np.array([[token for token, _ in step] for step in output["logprobs"]])
