@@ -149,16 +149,18 @@ def apply_min_p(nx, logits, min_p):
     return np.where(probabilities < threshold[:, None], MASKED, logits)
 
 
+def ordered_codes(values: np.ndarray) -> np.ndarray:
+    """Float32 as int32 that ascend with the value: -0 is +0, and every NaN is the same, above +inf."""
+    code = np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0)).view(np.int32)
+    return np.where(code < 0, code ^ np.int32(0x7FFFFFFF), code)
+
+
 def ascending_order(values: np.ndarray) -> np.ndarray:
     """Columns of each row in ascending (value, column) order, NaN last: int64 [R, V].
 
-    Sorts one integer for each column: the float's code, mapped so that it ascends with the value (-0 is +0, every NaN
-    the same), above the column. No two are equal, so that any sort is stable.
+    Sorts one integer for each column, the value's code above the column: no two are equal, so any sort is stable.
     """
-    canonical = np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0))
-    code = canonical.view(np.int32)
-    code = np.where(code < 0, code ^ np.int32(0x7FFFFFFF), code).astype(np.int64)
-    key = (code << np.int64(32)) | np.arange(values.shape[1], dtype=np.int64)
+    key = (ordered_codes(values).astype(np.int64) << np.int64(32)) | np.arange(values.shape[1], dtype=np.int64)
     key.sort(axis=-1)
     return key & np.int64(0xFFFFFFFF)
 

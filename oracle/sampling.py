@@ -7,7 +7,7 @@ import numpy as np
 from vtlab.ops.contract import EXACT, Bound, Parity, Scalar, Tensor, refuse
 from vtlab.ops.table import op
 
-from .logits import LOGITS, ROW, VOCAB_ORDER, has_vocabulary, softmax
+from .logits import LOGITS, ROW, VOCAB_ORDER, has_vocabulary, ordered_codes, softmax
 
 _SUM = "V/4096 + 19"
 _SUM_WHY = (
@@ -147,7 +147,7 @@ def _ids_inside(arguments, axes):
     rounding=("none",),
     parity=Parity("bytes"),
     mirror=EXACT,
-    nan="ranks beside +inf among the n largest, as torch.topk has it; the rank of a NaN is 0",
+    nan="above +inf among the n largest, as torch.topk has it; no value is >= a NaN, whose rank is 0",
     ties="equal log-probabilities: the lowest id first; every tie counts in the rank",
     upstream="vllm/v1/sample/sampler.py: Sampler.gather_logprobs",
     examples=({"R": 3, "V": 50, "n": 5, "num_logprobs": 5}, {"R": 2, "V": 3, "n": 0, "num_logprobs": 0}),
@@ -163,21 +163,20 @@ def gather_logprobs(nx, logprobs, num_logprobs, ids):
     Source: vllm/v1/sample/sampler.py.
     """
     chosen = np.take_along_axis(logprobs, ids[:, None], axis=-1)
-    key = np.where(np.isnan(logprobs), np.float32(np.inf), logprobs)
-    top = _largest_first(key, num_logprobs)
+    top = _largest_first(ordered_codes(logprobs), num_logprobs)
     indices = np.concatenate([ids[:, None], top], axis=1).astype(np.int32)
     values = np.concatenate([chosen, np.take_along_axis(logprobs, top, axis=-1)], axis=1)
     return indices, values, np.count_nonzero(logprobs >= chosen, axis=-1).astype(np.int64)
 
 
-def _largest_first(key: np.ndarray, n: int) -> np.ndarray:
+def _largest_first(codes: np.ndarray, n: int) -> np.ndarray:
     """Indices of the n largest of each row, descending, ties to the lowest index; sorts only what reaches the n-th."""
-    rows, size = key.shape
+    rows, size = codes.shape
     top = np.empty((rows, n), np.int64)
     for row in range(rows if n else 0):
-        threshold = np.partition(key[row], size - n)[size - n]
-        above = np.flatnonzero(key[row] > threshold)
-        equal = np.flatnonzero(key[row] == threshold)[: n - len(above)]
+        threshold = np.partition(codes[row], size - n)[size - n]
+        above = np.flatnonzero(codes[row] > threshold)
+        equal = np.flatnonzero(codes[row] == threshold)[: n - len(above)]
         found = np.sort(np.concatenate([above, equal]))
-        top[row] = found[np.argsort(-key[row][found], kind="stable")]
+        top[row] = found[np.argsort(-codes[row][found], kind="stable")]
     return top

@@ -378,8 +378,8 @@ mutations("apply_top_k_top_p", {
                            "order = ascending_order(logits)\n    ascending = np.take_along_axis(logits,"),
     "sums not rounded": ("nx.store(np.add.accumulate(probabilities, axis=-1), np.float32)",
                          "np.add.accumulate(probabilities, axis=-1)"),
-    "-0 under 0": ("values + np.float32(0)", "values", "ascending_order"),
+    "-0 under 0": ("values + np.float32(0)", "values", "ordered_codes"),
     "highest index first": ("| np.arange(values.shape[1], dtype=np.int64)",
                             "| np.arange(values.shape[1], dtype=np.int64)[::-1]", "ascending_order"),
-    "negatives descend": ("code ^ np.int32(0x7FFFFFFF)", "code", "ascending_order"),
+    "negatives descend": ("code ^ np.int32(0x7FFFFFFF)", "code", "ordered_codes"),
 })  # fmt: skip

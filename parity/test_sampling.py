@@ -158,8 +158,8 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 def loop_gather(row, n, token):
-    """By sorting (-value, index) pairs; NaN is +inf there and nowhere else."""
-    order = sorted(range(len(row)), key=lambda v: (-INF if row[v] != row[v] else -row[v], v))[:n]
+    """By sorting (is a number, -value, index)."""
+    order = sorted(range(len(row)), key=lambda v: (row[v] == row[v], 0 if row[v] != row[v] else -row[v], v))[:n]
     ids = [token, *order]
     return ids, [row[v] for v in ids], sum(x >= row[token] for x in row)
 
@@ -167,8 +167,8 @@ def loop_gather(row, n, token):
 @checks("gather_logprobs", cases=[case(V=V, n=n) for V in (1, 2, 17, 1000) for n in (0, 1, 5, 17, V) if n <= V])
 def test_gather_against_sorting(case):
     rows = np.round(draw((4, case.V), "float32", case.V, scale=2.0), 1)
-    rows[2, ::3], rows[3, ::4] = -INF, np.nan
-    ids = np.array([0, case.V - 1, case.V // 2, 0])
+    rows[2, ::3], rows[3, ::4], rows[3, 1::4], rows[1, 2::5] = -INF, INF, np.nan, -0.0
+    ids = np.array([0, case.V - 1, case.V // 2, min(1, case.V - 1)])
     want = [loop_gather(floats(row), case.n, int(token)) for row, token in zip(rows, ids)]
     for run in (oracle.gather_logprobs, oracle.gather_logprobs.mirror):
         indices, values, ranks = run(rows, case.n, ids)
@@ -258,11 +258,13 @@ mutations("compute_logprobs", {
     "the sum alone": ("nx.sub(shifted, nx.log(total))", "nx.sub(value, nx.log(total))"),
     "the mean": ("nx.log(total)", "nx.log(nx.div(total, nx.const(value.shape[-1])))"),
 })  # fmt: skip
+_CODES = "ordered_codes(logprobs)"
 mutations("gather_logprobs", {
     "rank from 0": ("logprobs >= chosen", "logprobs > chosen"),
-    "NaN last": ("np.float32(np.inf)", "np.float32(-np.inf)"),
+    "NaN beside +inf": (_CODES, "ordered_codes(np.where(np.isnan(logprobs), np.float32(np.inf), logprobs))"),
+    "NaN last": (_CODES, "ordered_codes(np.where(np.isnan(logprobs), np.float32(-np.inf), logprobs))"),
     "highest id of equals": ("[: n - len(above)]", "[::-1][: n - len(above)]", "_largest_first"),
-    "ascending": ("np.argsort(-key[row][found]", "np.argsort(key[row][found]", "_largest_first"),
+    "ascending": ("np.argsort(-codes[row][found]", "np.argsort(codes[row][found]", "_largest_first"),
     "the first token's": ("take_along_axis(logprobs, ids[:, None]", "take_along_axis(logprobs, ids[:, None] * 0"),
     "ties unsorted": ("np.sort(np.concatenate([above, equal]))", "np.concatenate([equal, above])[::-1]",
                       "_largest_first"),
