@@ -78,7 +78,9 @@ def _check_tensor(op: str, name: str, spec: Tensor, value: object, arguments: Ma
     elif value.dtype.name not in spec.dtypes:
         raise ContractError(op, name, f"dtype {value.dtype}", "dtype " + " or ".join(spec.dtypes))
     if not _layout_holds(value, spec.layout):
-        raise ContractError(op, name, f"strides {tuple(value.strides)} for shape {tuple(value.shape)}", _LAYOUTS[spec.layout])
+        raise ContractError(
+            op, name, f"strides {tuple(value.strides)} for shape {tuple(value.shape)}", _LAYOUTS[spec.layout]
+        )
 
 
 _LAYOUTS = {

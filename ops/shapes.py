@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -45,7 +45,7 @@ class Axis:
         return True
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(shape: str) -> tuple[bool, tuple[Axis, ...]]:
     """Compile a shape text to (has leading ``...`` or ``*``, axes)."""
     tokens = shape.split()
@@ -60,7 +60,9 @@ def _axis(text: str) -> Axis:
         return Axis(text, name=text, names=(text,), code=compile(text, text, "eval"))
     if not re.fullmatch(r"[\w*+/]+", text):
         raise ValueError(f"not an axis: {text!r}")
-    return Axis(text, names=tuple(dict.fromkeys(_NAME.findall(text))), code=compile(text.replace("/", "//"), text, "eval"))
+    return Axis(
+        text, names=tuple(dict.fromkeys(_NAME.findall(text))), code=compile(text.replace("/", "//"), text, "eval")
+    )
 
 
 def bind_names(axes: dict[str, int], spec: str, shape: tuple[int, ...]) -> str | None:
@@ -72,7 +74,7 @@ def bind_names(axes: dict[str, int], spec: str, shape: tuple[int, ...]) -> str |
         lead = tuple(shape[: len(shape) - len(wanted)])
         if axes.setdefault("...", lead) != lead:
             return f"({_listed(spec)}) with ... = {axes['...']}"
-    for axis, size in zip(wanted, shape[len(shape) - len(wanted):]):
+    for axis, size in zip(wanted, shape[len(shape) - len(wanted) :]):
         if axis.name is not None and axes.setdefault(axis.name, size) != size:
             return f"({_listed(spec)}) with {axis.name} = {axes[axis.name]}"
     return None
@@ -81,7 +83,7 @@ def bind_names(axes: dict[str, int], spec: str, shape: tuple[int, ...]) -> str |
 def check_sizes(axes: dict[str, int], spec: str, shape: tuple[int, ...]) -> str | None:
     """Second pass: check fixed sizes and expressions, solving ``2*D`` for a free ``D``; the fault, or None."""
     _, wanted = parse(spec)
-    for axis, size in zip(wanted, shape[len(shape) - len(wanted):]):
+    for axis, size in zip(wanted, shape[len(shape) - len(wanted) :]):
         if axis.name is not None:
             continue
         value = axis.value(axes)

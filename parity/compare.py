@@ -100,7 +100,9 @@ def _assert_norm(got, truth, bound: float, what: str, name: str, measure) -> Non
     found = measure(got[finite], truth[finite])
     if not found <= bound:
         error = np.where(finite, np.abs(got.astype(np.float64) - truth.astype(np.float64)), 0)
-        _raise_at(error == error.max(), got, truth, what, f"{name} {found:.3g}, bound {bound:.3g}; the largest error is")
+        _raise_at(
+            error == error.max(), got, truth, what, f"{name} {found:.3g}, bound {bound:.3g}; the largest error is"
+        )
 
 
 def _same_form(got, want, what: str) -> tuple[np.ndarray, np.ndarray]:
