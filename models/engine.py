@@ -60,6 +60,8 @@ class Engine:
         parameters that the vocabulary does not have, for NaN logits. No request of this call stays behind then,
         nor when it is interrupted.
         """
+        if isinstance(prompts, str):
+            raise ContractError("generate", "prompts", "one text", "a list of prompts")
         if isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
@@ -90,7 +92,7 @@ class Engine:
         text = self.tokenizer.stream(request.prompt)
         with contextlib.closing(self._stream(request)) as tokens:
             for count, token in enumerate(tokens, 1):
-                if count <= request.num_text_tokens:
+                if count <= request.num_text_tokens and self._spelled(token):
                     yield text.push(token)
         yield text.flush()
 
@@ -136,6 +138,10 @@ class Engine:
             if self.tokenizer is None:
                 raise ContractError("generate", "prompt", "text", "token ids, for an engine without a tokenizer")
             prompt = self.tokenizer.encode(prompt)
+        if not hasattr(prompt, "__iter__"):
+            raise ContractError("generate", "prompt", repr(prompt), "text or a sequence of token ids")
+        if not isinstance(params, SamplingParams):
+            raise ContractError("generate", "params", type(params).__name__, "SamplingParams")
         prompt = list(prompt)
         if not prompt:
             raise ContractError("generate", "prompt", "no tokens", "at least one")
@@ -156,4 +162,11 @@ class Engine:
         return self.decoder.config.stop_ids | from_tokenizer
 
     def _text(self, request: Request) -> str | None:
-        return None if self.tokenizer is None else self.tokenizer.decode(request.generated[: request.num_text_tokens])
+        if self.tokenizer is None:
+            return None
+        tokens = request.generated[: request.num_text_tokens]
+        return self.tokenizer.decode(token for token in tokens if self._spelled(token))
+
+    def _spelled(self, token: int) -> bool:
+        """Whether the tokenizer knows the token: models pad their vocabulary with ids that stand for no text."""
+        return self.tokenizer.token(token) is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vtlab.gguf.reader import read_gguf
+from vtlab.ops.dtypes import FLOATS
+from vtlab.ops.errors import ContractError
 
 from .config import ModelConfig
 from .decoder import Decoder
@@ -17,10 +19,13 @@ from .weights import Weights
 def load_decoder(path: str | Path, dtype: str | None = None, max_positions: int | None = None) -> Decoder:
     """The forward of a checkpoint: a `.gguf` file, or a folder with config.json and safetensors.
 
-    dtype : "float32" or "bfloat16"; by default what config.json says, float32 for GGUF.
-    Errors: FormatError for a file that is broken, incomplete or of another architecture.
+    dtype : "float32", "bfloat16" or "float16"; by default what config.json says, float32 for GGUF.
+    Errors: FormatError for a file that is broken, incomplete or of another architecture; ContractError for a dtype
+    that no model computes in.
     """
     path = Path(path)
+    if dtype not in (None, *FLOATS):
+        raise ContractError("load", "dtype", dtype, " or ".join(FLOATS))
     if path.suffix == ".gguf":
         gguf = read_gguf(path)
         config = ModelConfig.from_gguf(gguf)

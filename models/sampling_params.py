@@ -40,6 +40,12 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
+        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, str) or not hasattr(value, "__iter__")):
+                raise ContractError("SamplingParams", name, repr(value), "a collection of tokens")
+        if not isinstance(self.logit_bias, Mapping):
+            raise ContractError("SamplingParams", "logit_bias", repr(self.logit_bias), "a mapping from token to bias")
         object.__setattr__(self, "stop_token_ids", frozenset(self.stop_token_ids))
         _number("temperature", self.temperature, 0.0, math.inf)
         _number("top_p", self.top_p, 0.0, 1.0, exclusive=True)
@@ -58,8 +64,8 @@ class SamplingParams:
                 "SamplingParams", "min_tokens", self.min_tokens, f"at most max_tokens {self.max_tokens}"
             )
         for word in self.bad_words:
-            if len(word) == 0:
-                raise ContractError("SamplingParams", "bad_words", "an empty sequence", "at least one token")
+            if isinstance(word, str) or not hasattr(word, "__len__") or len(word) == 0:
+                raise ContractError("SamplingParams", "bad_words", repr(word), "sequences of at least one token")
         for token, bias in self.logit_bias.items():
             _number(f"logit_bias[{token}]", bias, -math.inf, math.inf)
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:

@@ -214,6 +214,14 @@ def test_text_leaves_out_the_stop_token_and_streams_as_it_is_generated():
     assert "".join(speaking.stream_text("ab", stopping)) == cut.text
 
 
+def test_ids_beyond_the_tokenizers_vocabulary_stand_for_no_text():
+    speaking = Engine(decoder(), spm(), num_blocks=8, block_size=8)
+    chosen = SamplingParams(max_tokens=8, allowed_token_ids=[264, 700], temperature=5.0, seed=1)
+    out = speaking.generate(["ab"], chosen)[0]
+    assert set(out.tokens) == {264, 700}
+    assert out.text == "".join(speaking.stream_text("ab", chosen)) == spm().token(264) * out.tokens.count(264)
+
+
 def test_generation_ends_where_the_cache_or_the_model_ends():
     small = engine(num_blocks=3, block_size=8)
     out = small.generate([prompt(0, 10)], SamplingParams(max_tokens=None, ignore_eos=True))[0]
@@ -240,13 +248,30 @@ def test_bad_requests_are_refused_before_anything_runs(argument, tokens, chosen)
     assert small.scheduler.idle and small.blocks.num_free == 3
 
 
+def test_calls_that_mix_up_their_arguments_are_refused():
+    for argument, call in {
+        "prompts": lambda: engine().generate("text"),
+        "prompt": lambda: engine().generate([1, 2, 3]),
+        "params": lambda: engine().generate([[1], [2]], [GREEDY]),
+    }.items():
+        with pytest.raises(ContractError) as error:
+            call()
+        assert error.value.argument == argument
+    with pytest.raises(ContractError, match="SamplingParams"):
+        engine().generate([[1]], [{"temperature": 1.0}])
+    with pytest.raises(ContractError, match="tokenizer"):
+        next(engine().stream_text([1]))
+    assert engine().generate([]) == []
+
+
 @pytest.mark.parametrize("field", [
     {"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_k": 1.5}, {"top_p": 0.0}, {"top_p": 1.1},
     {"min_p": 1.1}, {"presence_penalty": 2.5}, {"frequency_penalty": -3}, {"repetition_penalty": 0.0},
     {"max_tokens": 0},
     {"min_tokens": 17}, {"seed": 1.0}, {"bad_words": [[]]}, {"logit_bias": {1: float("inf")}},
     {"allowed_token_ids": []},
-    {"logprobs": True},
+    {"logprobs": True}, {"stop_token_ids": 3}, {"bad_words": "no"}, {"bad_words": [3]}, {"bad_words": ["no"]},
+    {"logit_bias": [1]}, {"allowed_token_ids": 5},
 ])  # fmt: skip
 def test_impossible_parameters_are_refused_by_name(field):
     with pytest.raises(ContractError) as error:

@@ -14,7 +14,7 @@ from vtlab.models.config_hf import read
 from vtlab.models.loading import load_decoder
 from vtlab.models.weight_names import slots
 from vtlab.models.weights import Weights, unpermute
-from vtlab.ops.errors import FormatError
+from vtlab.ops.errors import ContractError, FormatError
 
 FAMILIES = ("llama", "qwen3", "gemma3")
 
@@ -156,3 +156,5 @@ def test_a_folder_loads_in_its_own_dtype(tmp_path):
     tiny.write_checkpoint("gemma3", tmp_path, "bfloat16")
     assert load_decoder(tmp_path).dtype == ml_dtypes.bfloat16
     assert load_decoder(tmp_path, "float32").dtype == np.float32
+    with pytest.raises(ContractError, match="dtype"):
+        load_decoder(tmp_path, "int8")
