@@ -107,7 +107,7 @@ def apply_penalties(
     Shapes: logits [R, V] float32; prompt_mask, output_mask [R, V] int8 (0 or 1); output_counts [R, V] int32; the
     penalties [R] float32. Seen means in the prompt or in the output.
     Rounding points: counts, products, quotients and differences round to float32, frequency before presence; truth and
-    mirror are the same bytes. (vLLM's CPU code multiplies by 1/rep and may lie 2 ulps of l / rep away.)
+    mirror are the same bytes. (So does vLLM on CUDA; its CPU code multiplies by 1/rep, up to 2 ulps away.)
     Errors: ContractError for other shapes or dtypes, V = 0. rep = 0 is allowed: inf for l > 0, else a zero or NaN.
     Source: vllm/model_executor/layers/utils.py; frequency and presence as in the OpenAI API.
     """
