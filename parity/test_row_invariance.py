@@ -55,9 +55,9 @@ def test_sums_follow_no_strides():
 @pytest.mark.parametrize("cores", [1, 2, 5])
 def test_threads_change_nothing(cores, monkeypatch):
     a, b = operands(640, 2000, rows=3)
-    monkeypatch.setattr(threads, "_cores", lambda: 1)
+    monkeypatch.setattr(threads, "cores", lambda: 1)
     alone = TRUTH.matmul(a, b)
-    monkeypatch.setattr(threads, "_cores", lambda: cores)
+    monkeypatch.setattr(threads, "cores", lambda: cores)
     monkeypatch.setattr(threads, "_WORTH_IT", 1)
     assert_bytes(TRUTH.matmul(a, b), alone)
 

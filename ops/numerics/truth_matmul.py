@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
 
-from .threads import parallel
+from .threads import cores, parallel
 
-SUM_BLOCK = 256
+SUM_BLOCK = 512
 """TRUTH sums this many neighbours at a time, then block after block: whole blocks of zeros change no byte."""
 
 # A BLAS picks its kernel, and with it the order in which an element is summed, by the shape of the whole product.
 # So it is only ever given one shape: tiles of ROWS x COLUMNS elements over at most SUM_BLOCK of K, zero-padded, whose
 # results are added in ascending k. At this size a tile is under where BLAS libraries start threads of their own.
-ROWS, COLUMNS = 8, 128
-_TILES = 16  # tiles multiplied by one call: with a tile of weights they stay in the second-level cache
-_A_PIECE = 8  # columns of tiles that a thread takes at a time
+# Few rows, for a decode step has one; with more of them the weights would still be read once.
+ROWS, COLUMNS = 4, 128
+_GROUP = 1 << 16  # elements of a multiplied by one call: with a strip of weights they stay in the second-level cache
+_PIECES = 8  # pieces of work for each thread: enough that none waits long for another
+_thread = threading.local()
 
 
 def blocked_sum(x: np.ndarray) -> np.ndarray:
@@ -46,8 +49,9 @@ def blocked_matmul(a: np.ndarray, b_t: np.ndarray, widen: Callable) -> np.ndarra
     tiles = out.reshape(-1, ROWS, strips, COLUMNS)
 
     def run(piece: range) -> None:
-        weights = np.zeros((COLUMNS, left.shape[0] * left.shape[3]))
+        weights = _scratch(COLUMNS, left.shape[0] * left.shape[3])
         right = weights.reshape(COLUMNS, 1, left.shape[0], left.shape[3]).transpose(2, 1, 3, 0)
+        weights[:, length:] = 0
         with np.errstate(all="ignore"):  # a thread starts with NumPy's own settings
             for strip in piece:
                 block = b_t[strip * COLUMNS : (strip + 1) * COLUMNS]
@@ -55,32 +59,44 @@ def blocked_matmul(a: np.ndarray, b_t: np.ndarray, widen: Callable) -> np.ndarra
                 weights[block.shape[0] :] = 0
                 _multiply(left, right, tiles[:, :, strip])
 
-    span = _A_PIECE if strips > 4 * _A_PIECE else 1
-    pieces = [range(s, min(s + span, strips)) for s in range(0, strips, span)]
-    parallel(run, pieces, work=left.size * columns)
+    parallel(run, _cut(strips), work=left.size * columns)
     return out[:rows, :columns]
+
+
+def _cut(strips: int) -> list[range]:
+    """The strips in contiguous pieces, some for each thread."""
+    span = -(-strips // (_PIECES * cores()))
+    return [range(start, min(start + span, strips)) for start in range(0, strips, span)]
+
+
+def _scratch(rows: int, width: int) -> np.ndarray:
+    """An uninitialised float64 [rows, width] that this thread uses again and again: fresh pages cost more than BLAS."""
+    kept = getattr(_thread, "kept", None)
+    if kept is None or kept.size < rows * width:
+        kept = _thread.kept = np.empty(rows * width)
+    return kept[: rows * width].reshape(rows, width)
 
 
 def _row_tiles(a: np.ndarray) -> np.ndarray:
     """[M, K] -> zero-padded [parts, tiles, ROWS, depth], each tile contiguous."""
     (rows, length), parts = a.shape, -(-a.shape[1] // SUM_BLOCK)
     tiles, depth = -(-rows // ROWS), -(-length // (8 * parts)) * 8
-    padded = np.zeros((tiles * ROWS, parts * depth))
-    padded[:rows, :length] = a
+    padded = a
+    if a.shape != (tiles * ROWS, parts * depth):
+        padded = np.zeros((tiles * ROWS, parts * depth))
+        padded[:rows, :length] = a
     return np.ascontiguousarray(padded.reshape(tiles, ROWS, parts, depth).transpose(2, 0, 1, 3))
 
 
 def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     """left [parts, tiles, ROWS, depth] x right [parts, 1, depth, COLUMNS], summed over the parts, into out."""
-    parts, tiles = left.shape[:2]
-    group = min(tiles, _TILES)
-    step = max(1, 2 * _TILES // group)
-    products = np.empty((min(step, parts - 1), group, ROWS, COLUMNS))
+    parts, tiles, _, depth = left.shape
+    group = min(tiles, max(1, _GROUP // (ROWS * parts * depth)))
+    products = np.empty((parts, group, ROWS, COLUMNS))
     for t in range(0, tiles, group):
         total = out[t : t + group]
-        np.matmul(left[0, t : t + group], right[0], out=total)
-        for p in range(1, parts, step):
-            some = products[: min(step, parts - p), : total.shape[0]]
-            np.matmul(left[p : p + step, t : t + group], right[p : p + step], out=some)
-            for product in some:
-                total += product
+        some = products[:, : total.shape[0]]
+        np.matmul(left[:, t : t + group], right, out=some)
+        total[...] = some[0]
+        for part in some[1:]:
+            total += part
