@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -94,8 +95,19 @@ def oracle_record() -> dict[str, dict]:
 
 
 def source_digest(found: Op) -> str:
-    """Digest of what defines an op: its oracle module, that module's helpers, and the arithmetic under it."""
-    return _digest((*_sources(f"oracle/{found.contract.family}*.py"), *_sources("ops/numerics/*.py")))
+    """Digest of what defines an op: its oracle module, the oracle modules that one imports, and the arithmetic."""
+    return _digest((*sorted(_with_imports(found.contract.family)), *_sources("ops/numerics/*.py")))
+
+
+@cache
+def _with_imports(module: str) -> frozenset[str]:
+    """The file of an oracle module, and of all that it imports from beside it."""
+    file = f"oracle/{module}.py"
+    text = (_ROOT / file).read_text()
+    beside = re.findall(r"^from \.(\w+) import", text, re.MULTILINE)
+    for names in re.findall(r"^from \. import ([\w, ]+?)(?: as \w+)?$", text, re.MULTILINE):
+        beside += [name.strip() for name in names.split(",")]
+    return frozenset({file}).union(*(_with_imports(name) for name in beside))
 
 
 def machinery_digest(test: str) -> str:
