@@ -19,7 +19,7 @@ from . import attention_contract as contract
 from .attention_contract import key_ranges
 
 _ROW = "KERNEL-ATTN-PAGED"
-_SCORES_AT_A_TIME = 1 << 20
+_SCORES_AT_A_TIME = 1 << 19
 _F32 = ("float32",)
 
 _OPTIONS = {
@@ -188,7 +188,8 @@ def _attend(nx, q, k, v, first, last, position, scale, softcap, sinks, lse_inclu
         if slopes is not None:
             distance = nx.load((j - position[some, None])[:, None])
             scores = nx.add(scores, nx.mul(nx.load(slopes[own])[:, None], distance))
-        scores = nx.where(visible, scores, nx.const(-np.inf))
+        if not visible.all():
+            scores = nx.where(visible, scores, nx.const(-np.inf))
         sink = None if sinks is None else nx.load(sinks[own])
         p, total, row_lse = _softmax(nx, scores, sink, lse_includes_sink)
         inverse = nx.div(nx.const(1), total)[..., None]
