@@ -1,0 +1,24 @@
+"""The CUDA tier. Importing it registers a provider of each op that has a kernel; CuPy is asked for at the first call.
+
+Kernels are the .cu files of `cuda/`; `vtlab build` compiles them for every architecture, and a device takes a build
+that is there or compiles its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from vtlab.ops import providers
+
+from . import activation, elementwise, gates, norm, splits
+from .errors import DeviceError
+
+__all__ = ["DeviceError", "activation", "attach", "elementwise", "gates", "norm", "splits"]
+
+
+def attach() -> None:
+    """Tell the registry what the current GPU can do; without one its record stays invalid, and a kernel says why."""
+    from .cupy_runtime import capabilities
+
+    with contextlib.suppress(DeviceError):
+        providers.set_device_provider_caps(capabilities())

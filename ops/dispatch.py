@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import cache
 
 from . import checking, providers
 from .outputs import check_out
@@ -20,10 +22,19 @@ def dispatcher(name: str) -> Callable:
         if out is not None:
             check_out(contract.name, out, arguments)
             arguments["out"] = out
-        return providers.call(name, checking.device_of(name, arguments), arguments)
+        device = checking.device_of(name, arguments)
+        _bring_in(device)
+        return providers.call(name, device, arguments)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = found.__doc__
     call.__signature__ = found.__signature__
     call.contract = contract
     return call
+
+
+@cache
+def _bring_in(device: str) -> None:
+    """Import the tier that registers the device's providers, at the first array that lives there."""
+    if device == "cuda":
+        importlib.import_module("vtlab.device").attach()

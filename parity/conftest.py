@@ -6,6 +6,39 @@ import pytest
 
 from vtlab.parity.ledger import load_ledger
 
+CASES = pytest.StashKey[list]()
+SANITIZERS = pytest.StashKey[dict]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: run the kernels on this GPU")
+
+
+def pytest_sessionstart(session):
+    session.config.stash[CASES], session.config.stash[SANITIZERS] = [], {}
+
+
+def pytest_sessionfinish(session):
+    """What a GPU run found enters the GPU's record."""
+    passed, verdicts = session.config.stash.get(CASES, []), session.config.stash.get(SANITIZERS, {})
+    if session.config.getoption("--device") == "cuda" and (passed or verdicts):
+        from vtlab.parity.device_cases import cases, device_ops
+        from vtlab.parity.device_record import update
+
+        update(passed, cases(device_ops()), verdicts)
+
+
+@pytest.fixture
+def record_case(request):
+    """Notes that a device case passed; a GPU run writes the notes into its record."""
+    return request.config.stash[CASES].append
+
+
+@pytest.fixture
+def sanitizer_verdicts(request):
+    """Verdicts by tool, for the record."""
+    return request.config.stash[SANITIZERS]
+
 
 def pytest_collection_modifyitems(items):
     misses = {miss.check: miss for miss in load_ledger().misses}

@@ -1,0 +1,1 @@
+"""Kernels on a GPU: CUDA-graph replays beside PyTorch on the same machine, one module a family."""

@@ -1,0 +1,20 @@
+// A grid over rows x groups of V elements: a block takes a rectangle of them (device/launch.py: map_rows).
+#pragma once
+#include "storage.cuh"
+
+// Where this thread works: `row`, the first `column` of its group, and whether there is such a place.
+struct Place {
+    i64 row, column;
+    bool inside;
+};
+
+template <int V> VT_FN Place place(i64 rows, i64 width, i64 chunks) {
+    i64 down = (i64)blockIdx.x, chunk = 0;
+    if (chunks > 1) {
+        chunk = down % chunks;
+        down /= chunks;
+    }
+    i64 row = down * blockDim.y + threadIdx.y;
+    i64 column = (chunk * blockDim.x + threadIdx.x) * V;
+    return {row, column, row < rows && column < width};
+}

@@ -1,0 +1,48 @@
+"""Grow-only scratch memory, one block for each stream and purpose, safe under graph capture."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from .errors import DeviceError
+from .runtime import Runtime, current
+
+
+class Scratch:
+    """Blocks by (device, stream, slot): two streams never share one.
+
+    A captured graph remembers addresses: a block that was handed out during a capture is kept for ever when it
+    is outgrown, others are let go.
+    """
+
+    def __init__(self):
+        self._blocks: dict[tuple, object] = {}
+        self._captured: set[tuple] = set()
+        self._retired: list[object] = []
+        self._lock = threading.Lock()
+
+    def take(self, slot: str, size: int, runtime: Runtime | None = None):
+        """A uint8 array of at least `size` bytes with undefined contents, valid until the slot's next `take`.
+
+        Raises DeviceError where a capture is under way and the block would have to grow: call once before capturing.
+        """
+        runtime = runtime or current()
+        key = (runtime, runtime.here(), runtime.stream(), slot)
+        capturing = runtime.capturing()
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is None or block.size < size:
+                if capturing:
+                    raise DeviceError(f"scratch {slot!r} needs {size} bytes: call the op once before the capture")
+                if key in self._captured:
+                    self._retired.append(block)
+                    self._captured.discard(key)
+                block = self._blocks[key] = runtime.empty((max(size, 256),), np.uint8)
+            if capturing:
+                self._captured.add(key)
+            return block
+
+
+scratch = Scratch()

@@ -1,0 +1,198 @@
+"""What every CUDA kernel is tried on: the contracts' examples, shapes at the edges of each variant, special values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from vtlab.device.launch import PROVIDER
+from vtlab.ops import providers
+from vtlab.ops.contract import Tensor, example
+from vtlab.ops.table import Op, lookup, table
+
+_16 = {"x": "bfloat16", "weight": "bfloat16"}
+_F16 = {"x": "float16", "weight": "float16"}
+_NORM_WIDTHS = (1, 8, 24, 64, 72, 128, 136, 250, 512, 1032, 2048, 8200)
+_LONG = {"...": (3,), "H": 33000}
+
+EDGES: dict[str, list[dict]] = {
+    "rms_norm": [
+        *({"...": (5,), "H": H, **_16, "residual": "bfloat16"} for H in _NORM_WIDTHS),
+        *({"...": (1030,), "H": H, **_16} for H in (8, 136)),
+        {"...": (1030,), "H": 520, **_16, "residual": "bfloat16"},
+        {"...": (1030,), "H": 16, **_16, "residual": "float32", "gemma": True},
+        {"...": (1030,), "H": 24, **_F16, "residual": "float16", "rounding": "vllm_native"},
+        {"...": (1030,), "H": 8, "x": "float32", "weight": "bfloat16", "residual": "float32"},
+        {"...": (3,), "H": 640, "x": "float32", "weight": "float32", "residual": "bfloat16"},
+        {"...": (3,), "H": 640, "x": "float16", "weight": "bfloat16", "rounding": "vllm"},
+        {"...": (0,), "H": 64}, {"...": (2, 3), "H": 0}, {"...": (), "H": 40, **_16}, _LONG | _16,
+    ],
+    "layer_norm": [
+        *({"...": (5,), "D": D, **_16, "bias": "bfloat16"} for D in _NORM_WIDTHS),
+        {"...": (40,), "D": 264, "x": "float16", "bias": "float32"}, {"...": (2,), "D": 33000},
+        {"...": (0,), "D": 64, **_16}, {"...": (), "D": 40},
+    ],
+    "rms_norm_gated": [
+        *({"...": (5,), "D": D, **_16, "gate": "bfloat16", "eps": 1e-5} for D in _NORM_WIDTHS),
+        {"...": (33, 4), "D": 128, "x": "float16", "gate": "float32", "weight": "float16", "out_dtype": "float32"},
+        {"...": (2,), "D": 33000, "sigmoid_gate": True}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+    ],
+    "l2norm": [
+        *({"...": (5,), "D": D, "x": "bfloat16", "out_dtype": "float32"} for D in _NORM_WIDTHS),
+        {"...": (70, 3), "D": 128, "x": "float16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+    ],
+    "silu_and_mul": [
+        *({"...": (3,), "D": D, "x": kind, "rounding": rounding}
+          for D in (1, 8, 264, 2056, 4100) for kind in ("bfloat16", "float16", "float32")
+          for rounding in ("vt", "vllm")),
+        {"...": (300,), "D": 8, "x": "bfloat16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+    ],
+    "gelu_and_mul": [
+        *({"...": (3,), "D": D, "x": kind, "rounding": "vllm"}
+          for D in (1, 8, 264) for kind in ("bfloat16", "float16", "float32")),
+        {"...": (2, 0), "D": 8},
+    ],
+    "silu_and_mul_clamp": [
+        *({"...": (3,), "D": 264, "x": kind, "rounding": rounding, "limit": 0.5, "alpha": 1.702, "beta": 1.0}
+          for kind in ("bfloat16", "float16", "float32") for rounding in ("vt", "vllm", "vllm_native")),
+    ],
+    "moe_silu_mul": [{"...": (3, 5), "D": 16, "gate": kind} for kind in ("bfloat16", "float16", "float32")],
+    "relu": [{"...": (300,), "D": 8, "x": "bfloat16"}, {"...": (2,), "D": 4, "x": "float32"}],
+    "soft_cap": [
+        {"...": (3,), "V": 264, "x": kind, "cap": 30.0, "rounding": rounding}
+        for kind in ("bfloat16", "float16", "float32") for rounding in ("vt", "vllm")
+    ],
+    "add": [
+        {"...": (3,), "D": 264, "a": a, "b": b}
+        for a in ("bfloat16", "float16", "float32") for b in ("bfloat16", "float32")
+    ] + [{"...": (4,), "D": 16, "a": "bfloat16", "b": np.linspace(-3, 3, 16, dtype=np.float32)}, {"...": (0,), "D": 3}],
+    "mul_scalar": [{"...": (3,), "D": 88, "x": "float16", "scale": 1e-3}, {"...": (3,), "D": 3, "scale": 1e300}],
+    "mul_col_vec_f32": [{"M": 300, "N": 8}, {"M": 3, "N": 2056}, {"M": 0, "N": 8}],
+    "cast_bf16": [{"...": (3,), "D": 264}, {"...": (0,), "D": 3}],
+    "cast_f32": [{"...": (3,), "D": 264}, {"...": (0,), "D": 3}],
+    "embedding": [
+        {"V": 20, "H": 264, "T": 7, "table": "bfloat16"},
+        {"V": 20, "H": 8, "T": 300, "table": "float16", "ids": "int64"},
+        {"V": 20, "H": 40, "T": 7, "table": "bfloat16", "out_dtype": "float16"}, {"V": 4, "H": 0, "T": 7},
+    ],
+    "qkv_split": [
+        {"...": (300,), "dq": 64, "dk": 8, "dv": 16, "qkv": "bfloat16"}, {"...": (3,), "dq": 0, "dk": 1, "dv": 2},
+        {"...": (3,), "dq": 2048, "dk": 512, "dv": 512, "qkv": "float16"}, {"...": (0,), "dq": 3, "dk": 1, "dv": 2},
+        {"...": (3,), "dq": 5, "dk": 3, "dv": 1, "qkv": "bfloat16"},
+    ],
+    "gdn_conv_split": [
+        {"...": (3,), "C": 8, "key_dim": 0}, {"...": (40,), "C": 160, "key_dim": 64, "conv": "bfloat16"},
+    ],
+    "attn_gate_split": [
+        {"T": 33, "C": 2 * 3 * 64, "head_dim": 64, "qgate": "bfloat16"}, {"T": 3, "C": 20, "head_dim": 5},
+    ],
+    "sigmoid_gate_bf16": [
+        {"...": (3,), "N": 264, "attn": "float16", "gate": "float16", "rounding": "vllm"},
+        {"...": (0,), "N": 8, "attn": "float32"},
+    ],
+    "shared_expert_gate": [
+        {"T": 33, "H": 264, "...": (33,), "G": 1},
+        {"T": 3, "H": 7, "...": (), "G": 3, "sd": "float16", "gl": "float16", "rounding": "vllm"},
+    ],
+    "gdn_g_beta": [
+        {"T": 40, "Hv": 48, "a": "bfloat16", "b": "bfloat16"}, {"T": 0, "Hv": 4},
+        {"T": 3, "Hv": 5, "a": "float16", "b": "float16", "rounding": "vllm"},
+    ],
+    "gdn_post_conv": [
+        {"T": 3, "C": 2 * 2 * 128 + 4 * 128, "Hv": 4, "num_k_heads": 2, "head_k_dim": 128, "conv": "bfloat16",
+         "a": "bfloat16", "b": "bfloat16", "out_dtype": "float32"},
+        {"T": 2, "C": 2 * 300 + 2 * 40, "Hv": 2, "num_k_heads": 1, "head_k_dim": 300, "conv": "float16"},
+        {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
+    ],
+}  # fmt: skip
+"""Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
+
+MOVES = ("relu", "cast_bf16", "cast_f32", "qkv_split", "gdn_conv_split", "attn_gate_split")
+"""Ops whose NaN payloads and signs are part of the contract, because they move bits; elsewhere a NaN is a NaN."""
+
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e38, -3e38, 1e-30, 65504.0, -87.5, 104.0])
+
+
+@dataclass(frozen=True)
+class DeviceCase:
+    """One call of one op: the contract's example or edge `number`; `special` plants SPECIAL in every float tensor."""
+
+    op: str
+    number: int
+    special: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.number}" + "-special" * self.special
+
+    @property
+    def family(self) -> str:
+        return lookup(self.op).contract.family
+
+    def arguments(self) -> dict[str, object]:
+        """The arguments on the host, the same ones every time."""
+        contract = lookup(self.op).contract
+        axes = _axes(contract, self.number)
+        arguments = example(contract, axes, np.random.Generator(np.random.PCG64([self.number, *self.op.encode()])))
+        if self.special:
+            for name, spec in contract.args.items():
+                value = arguments.get(name)
+                if isinstance(spec, Tensor) and isinstance(value, np.ndarray) and value.dtype.kind not in "iu":
+                    _plant(value, len(name))
+        return arguments
+
+
+def _axes(contract, number: int) -> Mapping[str, object]:
+    return [*contract.examples, *EDGES[contract.name]][number]
+
+
+def _plant(value: np.ndarray, shift: int) -> None:
+    """Overwrite every third element with special values, shifted so that operands meet in all combinations."""
+    flat = value.reshape(-1)
+    places = np.arange(shift % 3, flat.size, 3)
+    with np.errstate(over="ignore"):
+        flat[places] = SPECIAL[(places // 3 + shift * places // 40) % len(SPECIAL)].astype(value.dtype)
+
+
+def device_ops() -> list[str]:
+    """The ops that have a CUDA C++ provider."""
+    return [name for name in table() if PROVIDER in provider_names(name)]
+
+
+def provider_names(op: str) -> list[str]:
+    return [providers.op_provider_name_at(op, "cuda", i) for i in range(providers.op_provider_count(op, "cuda"))]
+
+
+def cases(ops: list[str]) -> Iterator[DeviceCase]:
+    """All cases of the ops: examples and edges, then the same with special values where there is room for them."""
+    for op in ops:
+        for number in range(len(lookup(op).contract.examples) + len(EDGES[op])):
+            yield DeviceCase(op, number)
+            yield DeviceCase(op, number, special=True)
+
+
+def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], int] | None:
+    """(the call with the first part of its rows, their number), or None where it has fewer than two."""
+    first = next(iter(found.contract.args))
+    rows = arguments[first].shape[0] if found.contract.args[first].shape.split()[0] in ("...", "T", "M") else 0
+    if first == "table":
+        rows = len(arguments["ids"])
+    elif arguments[first].ndim < 2:
+        return None
+    if rows < 2:
+        return None
+    kept = max(1, rows // 3)
+    part = dict(arguments)
+    for name, spec in found.contract.args.items():
+        value = arguments.get(name)
+        if isinstance(spec, Tensor) and isinstance(value, np.ndarray) and _carries_rows(spec, value, arguments, first):
+            part[name] = value[:kept].copy()
+    return part, kept
+
+
+def _carries_rows(spec: Tensor, value: np.ndarray, arguments: dict, first: str) -> bool:
+    token = spec.shape.split()[0]
+    if token == "*":
+        return value.ndim == arguments[first].ndim or (first == "sd" and value.ndim == 1)
+    return token in ("...", "T", "M")

@@ -1,0 +1,165 @@
+// CUDA's execution model on a host, enough for the kernels of device/cuda: a block's threads are coroutines that run
+// until they wait. __syncthreads and the warp shuffles wait for all threads of the block or warp; when nobody can go
+// on, the kernel has a divergent barrier and the process stops with a message. Blocks run one after the other.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+struct dim3 { unsigned x, y, z; };
+struct uint4 { unsigned x, y, z, w; };
+
+#define __global__ __attribute__((noinline))
+#define __device__
+#define __forceinline__ inline
+#define __restrict__
+#define __launch_bounds__(...)
+#define __shared__ static
+#define VT_SHARED(name) unsigned char* const name = emulation::shared
+
+namespace emulation {
+
+constexpr size_t STACK = 64 << 10, SHARED = 232448;
+
+struct Meeting { int size = 0, waiting = 0; uint64_t round = 0; };
+
+struct Thread {
+    ucontext_t context;
+    std::vector<char> stack = std::vector<char>(STACK);
+    dim3 index;
+    int number = 0;
+    bool done = false;
+};
+
+inline std::vector<Thread> threads;
+inline ucontext_t scheduler;
+inline Thread* running = nullptr;
+inline Meeting whole;
+inline std::vector<Meeting> warps;
+inline std::vector<float> slots;
+inline dim3 grid_size, block_size, block_index;
+inline uint64_t progress = 0;
+alignas(16) inline unsigned char shared[SHARED];
+inline void (*entry)(void**) = nullptr;
+inline void** arguments = nullptr;
+
+inline void wait_for(Meeting& meeting) {
+    uint64_t round = meeting.round;
+    ++progress;
+    if (++meeting.waiting == meeting.size) {
+        meeting.waiting = 0;
+        ++meeting.round;
+        return;
+    }
+    while (meeting.round == round) swapcontext(&running->context, &scheduler);
+}
+
+inline float exchange(float value, int distance) {
+    int warp = running->number / 32;
+    slots[running->number] = value;
+    wait_for(warps[warp]);
+    float found = slots[running->number ^ distance];
+    wait_for(warps[warp]);
+    return found;
+}
+
+inline void body() {
+    entry(arguments);
+    running->done = true;
+    ++progress;
+    swapcontext(&running->context, &scheduler);
+}
+
+inline void run_block() {
+    int count = (int)(block_size.x * block_size.y);
+    whole = {count, 0, 0};
+    warps.assign((count + 31) / 32, {});
+    for (int i = 0; i < count; ++i) ++warps[i / 32].size;
+    slots.assign((count + 31) / 32 * 32, 0.0f);
+    std::memset(shared, 0xff, SHARED);
+    for (int i = 0; i < count; ++i) {
+        Thread& t = threads[i];
+        t.index = {(unsigned)i % block_size.x, (unsigned)i / block_size.x, 0};
+        t.number = i;
+        t.done = false;
+        getcontext(&t.context);
+        t.context.uc_stack.ss_sp = t.stack.data();
+        t.context.uc_stack.ss_size = STACK;
+        makecontext(&t.context, body, 0);
+    }
+    for (int left = count; left > 0;) {
+        uint64_t before = progress;
+        left = 0;
+        for (int i = 0; i < count; ++i) {
+            if (threads[i].done) continue;
+            running = &threads[i];
+            swapcontext(&scheduler, &running->context);
+            left += !running->done;
+        }
+        if (left && progress == before) {
+            std::fprintf(stderr, "emulation: %d threads wait for others that never come\n", left);
+            std::abort();
+        }
+    }
+}
+
+template <class... P, size_t... I>
+void unpack(void (*kernel)(P...), void** args, std::index_sequence<I...>) { kernel(*(P*)args[I]...); }
+
+template <class... P> void call(void (*kernel)(P...), void** args) {
+    unpack(kernel, args, std::index_sequence_for<P...>());
+}
+
+}  // namespace emulation
+
+#define threadIdx (emulation::running->index)
+#define blockIdx (emulation::block_index)
+#define blockDim (emulation::block_size)
+
+static inline void __syncthreads() { emulation::wait_for(emulation::whole); }
+static inline float __shfl_xor_sync(unsigned, float x, int distance) { return emulation::exchange(x, distance); }
+static inline long long atomicMin(long long* at, long long value) {
+    long long old = *at;
+    *at = value < old ? value : old;
+    return old;
+}
+
+static inline float widen_f16(unsigned bits) {
+    uint16_t half = (uint16_t)bits;
+    _Float16 x;
+    std::memcpy(&x, &half, 2);
+    return (float)x;
+}
+static inline unsigned half_bits(float x) {
+    _Float16 y = (_Float16)x;
+    uint16_t bits;
+    std::memcpy(&bits, &y, 2);
+    return bits;
+}
+static inline unsigned brain_bits(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (x != x) return 0x7fff;
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+static inline unsigned narrow_bf16(float lo, float hi) { return brain_bits(lo) | brain_bits(hi) << 16; }
+static inline unsigned narrow_f16(float lo, float hi) { return half_bits(lo) | half_bits(hi) << 16; }
+
+extern "C" void vt_emulate(void (*entry)(void**), unsigned grid, unsigned bx, unsigned by, void** args) {
+    using namespace emulation;
+    emulation::entry = entry;
+    arguments = args;
+    grid_size = {grid, 1, 1};
+    block_size = {bx, by, 1};
+    if (threads.size() < (size_t)bx * by) threads = std::vector<Thread>((size_t)bx * by);
+    for (unsigned b = 0; b < grid; ++b) {
+        block_index = {b, 0, 0};
+        run_block();
+    }
+}

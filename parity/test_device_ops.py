@@ -1,0 +1,44 @@
+"""Every CUDA kernel against the mirror's bytes: on the GPU with ``--device cuda``, on the emulated one otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from vtlab.device.source import families
+
+from .device_cases import EDGES, cases, device_ops
+from .device_run import Cuda, Emulated, check_case
+from .emulation import compiler, kernels
+
+OPS = device_ops()
+CASES = list(cases(OPS))
+
+
+@pytest.fixture(scope="module")
+def device(request):
+    if request.config.getoption("--device") == "cuda":
+        return Cuda()
+    if compiler() is None:
+        pytest.skip("emulation needs a C++ compiler")
+    return Emulated()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_device_gives_the_bytes_of_the_mirror(case, device, record_case):
+    check_case(device, case)
+    record_case(str(case))
+
+
+def test_every_op_with_a_kernel_has_edge_shapes():
+    assert set(OPS) == set(EDGES)
+
+
+@pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
+def test_every_kernel_runs():
+    """A kernel that no case launches is unproven."""
+    device = Emulated()
+    for case in CASES:
+        if not case.special:
+            device.call(case.op, {name: device.send(value) for name, value in case.arguments().items()})
+    written = {name for family in families() for name in kernels(family)}
+    assert set(device.runtime.launched) == written
