@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from vtlab.ops.errors import ContractError
@@ -48,14 +49,12 @@ def run_ops(ops: list[str]) -> Iterator[OpVerdict]:
     if len(ops) < 2 or (os.cpu_count() or 1) < 2:
         yield from map(judge, ops)
         return
-    with ProcessPoolExecutor() as pool:
-        futures = [pool.submit(judge, op) for op in ops]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()
+    with multiprocessing.Pool(initializer=_leave_interrupts_to_the_parent) as pool:  # leaving it ends the workers
+        yield from pool.imap_unordered(judge, ops)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def judge(op: str) -> OpVerdict:
