@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from datetime import date
 
@@ -94,25 +96,11 @@ def write_record(verdicts: list[OpVerdict]) -> None:
 
 
 def machinery_entry(test: str) -> dict:
-    """Run a mechanism row's own test module with pytest and turn its counts into a record entry."""
-    import pytest
-
-    class Counter:
-        passed = failed = 0
-
-        def pytest_runtest_logreport(self, report):
-            if report.when == "call":
-                self.passed += report.passed
-                self.failed += report.failed
-
-    counter = Counter()
-    with open("/dev/null", "w") as quiet:
-        stdout, sys.stdout = sys.stdout, quiet
-        try:
-            pytest.main(
-                ["-q", "-p", "no:cacheprovider", "--pyargs", str(RECORDS.parent / f"{test}.py")], plugins=[counter]
-            )
-        finally:
-            sys.stdout = stdout
-    return {"digest": machinery_digest(test), "checks": counter.passed, "failed": counter.failed, "known_misses": 0,
-            "mutations": 0, "date": date.today().isoformat()}  # fmt: skip
+    """Run a mechanism row's own test module and turn its counts into a record entry."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(RECORDS.parent / f"{test}.py")]
+    summary = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[-1]
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", summary)}
+    return {
+        "digest": machinery_digest(test), "checks": counts.get("passed", 0), "known_misses": 0, "mutations": 0,
+        "failed": counts.get("failed", 0) + counts.get("error", 0), "date": date.today().isoformat(),
+    }  # fmt: skip
