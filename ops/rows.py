@@ -80,7 +80,7 @@ ROWS: dict[str, Row] = _rows(
     ("GEMM-QUTLASS-MX", "fp4", "MXFP4 and MXFP8 with Hadamard"),
     ("GEMM-W4A8", "wna16", "4-bit weight, 8-bit activation GEMM"),
     ("KDA-DELTA", "kda", "Kimi delta attention"),
-    ("KV-CACHE", "kv_cache kv_blocks", "paged KV insert, gather, copy"),
+    ("KV-CACHE", "kv_cache kv_blocks kv_latent", "paged KV insert, gather, copy"),
     ("KV-QUANT", "kv_quant", "quantised KV caches"),
     ("MHC-SINKHORN", "mhc", "manifold-constrained hyper-connections"),
     ("MOE-QUANTIZED", "moe", "quantised fused experts"),

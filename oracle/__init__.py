@@ -16,6 +16,7 @@ from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, m
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
+from .kv_latent import concat_and_cache_mla, gather_mla_cache
 from .logits import apply_min_p, apply_penalties, apply_temperature, apply_top_k_top_p
 from .matmul import batched_matmul, matmul, matmul_bt
 from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
@@ -50,11 +51,13 @@ __all__ = [
     "cast_f32",
     "compute_logprobs",
     "compute_probs",
+    "concat_and_cache_mla",
     "copy_blocks",
     "cp_gather_cache",
     "embedding",
     "fused_qk_norm_rope",
     "gather_logprobs",
+    "gather_mla_cache",
     "gdn_conv_split",
     "gdn_g_beta",
     "gdn_post_conv",

@@ -203,30 +203,49 @@ def _requests_are_paged(arguments, axes):
     if src.ndim < 2 or dst.ndim < 1 or src.shape[2:] != dst.shape[1:]:
         raise refuse("dst", f"shape {tuple(dst.shape)}", f"(N, ...) over src {tuple(src.shape)} of (NB, BS, ...)")
     takes_writes("dst", dst)
-    bounds, starts = arguments["cu_seq_lens"], arguments["seq_starts"]
+    bounds, starts, size = arguments["cu_seq_lens"], arguments["seq_starts"], src.shape[1]
     if not isinstance(bounds, np.ndarray):
         return
-    if bounds[0] != 0 or np.any(np.diff(bounds) < 0) or int(bounds[-1]) > dst.shape[0]:
-        raise refuse("cu_seq_lens", bounds.tolist(), f"0, ascending, at most {dst.shape[0]} rows of dst")
-    size = src.shape[1]
+    bounds_ascend(bounds)
+    if int(bounds[-1]) > dst.shape[0]:
+        raise refuse("cu_seq_lens", bounds.tolist(), f"at most {dst.shape[0]}, the rows of dst")
+    starts_on_pages(starts, size)
+    if bounds[-1] and not size:
+        raise refuse("src", "pages of 0 rows", "at least 1 row")
+    request = _requests(bounds)
+    pages_exist(table, request, places(np.arange(request.size), request, bounds, starts, size)[0], src.shape[0])
+
+
+def bounds_ascend(bounds):
+    if bounds[0] != 0 or np.any(bounds[1:] < bounds[:-1]):
+        raise refuse("cu_seq_lens", bounds.tolist(), "0, then ascending")
+
+
+def starts_on_pages(starts, size):
     if starts is not None and starts.size and (int(starts.min()) < 0 or np.any(starts % max(size, 1))):
         raise refuse("seq_starts", starts.tolist(), f"multiples of the page size {size}")
-    request, page, _ = _places(bounds, starts, size)
+
+
+def pages_exist(table, request, page, blocks):
+    """Refuse a page beyond the request's row of the table, or one whose block the cache lacks."""
     if page.size and int(page.max()) >= table.shape[1]:
         raise refuse("block_table", f"page {int(page.max())} of a request", f"in [0, {table.shape[1]})")
-    blocks = table[request, page]
-    if blocks.size and not 0 <= int(blocks.min()) <= int(blocks.max()) < src.shape[0]:
-        raise refuse("block_table", f"blocks in [{blocks.min()}, {blocks.max()}]", f"in [0, {src.shape[0]})")
+    found = table[request, page]
+    if found.size and not 0 <= int(found.min()) <= int(found.max()) < blocks:
+        raise refuse("block_table", f"blocks in [{found.min()}, {found.max()}]", f"in [0, {blocks})")
 
 
-def _places(bounds, starts, size):
-    """For every gathered token: its request, the index of its page in the request's table, and its row in the page."""
-    lengths = np.diff(bounds).astype(np.int64)
-    request = np.repeat(np.arange(lengths.size), lengths)
-    position = np.arange(request.size) - bounds[request]
+def _requests(bounds):
+    """The request of every gathered token."""
+    return np.repeat(np.arange(bounds.size - 1), np.diff(bounds))
+
+
+def places(token, request, bounds, starts, size):
+    """For each token of a request: the index of its page in the request's table, and its row in the page."""
+    position = token - bounds[request]
     if starts is not None:
         position = position + starts[request]
-    return request, *np.divmod(position, size)
+    return np.divmod(position, size)
 
 
 def _draw_bounds(rng, axes):
@@ -268,5 +287,6 @@ def cp_gather_cache(nx, src, dst, block_table, cu_seq_lens, *, seq_starts=None):
     Errors: ContractError for bounds that descend or exceed dst, starts off a page, a page beyond MB, a block beyond NB.
     Source: vllm/_custom_ops.py: cp_gather_cache.
     """
-    request, page, offset = _places(cu_seq_lens, seq_starts, src.shape[1])
+    request = _requests(cu_seq_lens)
+    page, offset = places(np.arange(request.size), request, cu_seq_lens, seq_starts, src.shape[1])
     raw(dst)[: request.size] = raw(src)[block_table[request, page], offset]

@@ -47,11 +47,16 @@ def caches_take_writes(arguments, axes):
     """a cache that is read-only, or in which two elements share memory; keys and values in the same bytes"""
     for name in ("key_cache", "value_cache"):
         takes_writes(name, arguments[name])
-    keys, values = arguments["key_cache"], arguments["value_cache"]
-    if isinstance(keys, np.ndarray):
+    apart("value_cache", "key_cache", arguments)
+
+
+def apart(name, other, arguments):
+    """Refuse `name` where it has bytes of `other` (as far as a short search can tell)."""
+    one, two = arguments[name], arguments[other]
+    if isinstance(one, np.ndarray):
         with contextlib.suppress(np.exceptions.TooHardError):
-            if np.shares_memory(keys, values, max_work=10**4):
-                raise refuse("value_cache", "bytes of key_cache", "bytes of its own")
+            if np.shares_memory(one, two, max_work=10**4):
+                raise refuse(name, f"bytes of {other}", "bytes of its own")
 
 
 def takes_writes(name, array):

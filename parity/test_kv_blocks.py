@@ -172,6 +172,9 @@ REFUSED = [
     ("cp_gather_cache", "cu_seq_lens", {"cu_seq_lens": np.int32([0, 6])}),
     ("cp_gather_cache", "cu_seq_lens", {"cu_seq_lens": np.int32([0, 1, 2])}),
     ("cp_gather_cache", "cu_seq_lens", {"block_table": np.int32([[0, 1]] * 2), "cu_seq_lens": np.int32([0, 3, 1])}),
+    ("cp_gather_cache", "cu_seq_lens", {"block_table": np.int32([[0, 1]] * 3),
+                                        "cu_seq_lens": np.int32([0, 2**31 - 1, -(2**31), 3])}),
+    ("cp_gather_cache", "src", {"src": np.ones((3, 0, 4), np.float32)}),
     ("cp_gather_cache", "seq_starts", {"seq_starts": np.int32([1])}),
     ("cp_gather_cache", "seq_starts", {"seq_starts": np.int32([-2])}),
     ("cp_gather_cache", "block_table", {"seq_starts": np.int32([2])}),
@@ -217,6 +220,6 @@ mutations("cp_gather_cache", {
     "starts ignored": ("cu_seq_lens, seq_starts, src", "cu_seq_lens, None, src"),
     "first request's table": ("block_table[request, page]", "block_table[0 * request, page]"),
     "pages in order": ("raw(src)[block_table[request, page], offset]", "raw(src)[page, offset]"),
-    "positions from the batch's start": ("- bounds[request]", "", "_places"),
+    "positions from the batch's start": ("- bounds[request]", "", "places"),
     "dst rows beyond": ("raw(dst)[: request.size] =", "raw(dst)[-request.size :] ="),
 })  # fmt: skip
