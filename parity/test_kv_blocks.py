@@ -172,8 +172,11 @@ REFUSED = [
     ("cp_gather_cache", "cu_seq_lens", {"cu_seq_lens": np.int32([0, 6])}),
     ("cp_gather_cache", "cu_seq_lens", {"cu_seq_lens": np.int32([0, 1, 2])}),
     ("cp_gather_cache", "cu_seq_lens", {"block_table": np.int32([[0, 1]] * 2), "cu_seq_lens": np.int32([0, 3, 1])}),
-    ("cp_gather_cache", "cu_seq_lens", {"block_table": np.int32([[0, 1]] * 3),
-                                        "cu_seq_lens": np.int32([0, 2**31 - 1, -(2**31), 3])}),
+    (
+        "cp_gather_cache",
+        "cu_seq_lens",
+        {"block_table": np.int32([[0, 1]] * 3), "cu_seq_lens": np.int32([0, 2**31 - 1, -(2**31), 3])},
+    ),
     ("cp_gather_cache", "src", {"src": np.ones((3, 0, 4), np.float32)}),
     ("cp_gather_cache", "seq_starts", {"seq_starts": np.int32([1])}),
     ("cp_gather_cache", "seq_starts", {"seq_starts": np.int32([-2])}),
