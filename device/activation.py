@@ -8,14 +8,25 @@ import numpy as np
 
 from vtlab.ops import providers
 
-from .launch import PROVIDER, kind, map_rows, results, vectors
+from .launch import KINDS, PROVIDER, kind, map_rows, results, vectors
 
+_DEPTH = 2
+"""Groups a thread of the gated kernels, as in the .cu file."""
 _VARIANT = {"vt": 0, "vllm": 1, "vllm_native": 2}
 
 
 def _flat(array) -> tuple[int, int]:
     """A contiguous array as one row."""
     return 1, math.prod(array.shape)
+
+
+def _gated(op, kernel, rows, width, wide, args):
+    """Launch a gated kernel, or its form for the kind args[3] and the variant args[5]."""
+    if wide and args[3] == KINDS["float32"]:
+        kernel += "_f32"
+    elif wide and args[3] == KINDS["bfloat16"] and kernel == "silu":
+        kernel += "_rounded_bf16" if args[5] else "_bf16"
+    map_rows(op, "activation", kernel, rows, width, wide, args, _DEPTH)
 
 
 def _halves(op, kernel, x, out, rounding, *more):
@@ -25,7 +36,7 @@ def _halves(op, kernel, x, out, rounding, *more):
     gate, up = x[..., :half], x[..., half:]
     wide = vectors(half, (x, stride), (target, half))
     args = [gate, up, stride, kind(x), target, _VARIANT[rounding], *(np.float32(value) for value in more)]
-    map_rows(op, "activation", kernel, rows, half, wide, args)
+    _gated(op, kernel, rows, half, wide, args)
     return target
 
 
@@ -53,7 +64,8 @@ def moe_silu_mul(gate, up, *, out=None):
     (target,) = results("moe_silu_mul", out, (gate, up), (gate.shape, gate.dtype))
     rows, width = _flat(gate)
     wide = vectors(width, (gate, width), (up, width), (target, width))
-    map_rows("moe_silu_mul", "activation", "silu", rows, width, wide, [gate, up, width, kind(gate), target, 0])
+    args = [gate, up, width, kind(gate), target, 0]
+    _gated("moe_silu_mul", "silu", rows, width, wide, args)
     return target
 
 

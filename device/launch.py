@@ -19,6 +19,7 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 VECTOR = 8
 _MOST_BLOCKS = 2**31 - 1
 _WARP, _BLOCK = 32, 256
+_SMALL = 1 << 15  # threads, a few for each scheduler of a large GPU
 
 
 def kind(array_or_dtype) -> int:
@@ -115,17 +116,20 @@ def start(
     runtime.launch(family, kernel, grid, block, shared, packed)
 
 
-def map_rows(op: str, family: str, kernel: str, rows: int, width: int, wide: bool, args: Sequence) -> None:
-    """Launch ``<kernel>_v8`` or ``_v1`` over every group of 8 or 1 elements of `rows` x `width`.
+def map_rows(
+    op: str, family: str, kernel: str, rows: int, width: int, wide: bool, args: Sequence, depth: int = 1
+) -> None:
+    """Launch ``<kernel>_v8`` or ``_v1`` over every group of 8 or 1 elements of `rows` x `width`, `depth` a thread.
 
-    A block takes a rectangle of rows and groups: as many groups of one row as fill it, then more rows.
+    A block takes a rectangle of rows and groups: as many groups of one row as fill it, then more rows; small work is
+    cut into small blocks, so that more multiprocessors share it.
     """
     if not rows or not width:
         return
-    groups = width // VECTOR if wide else width
-    across = min(_BLOCK, max(_WARP if rows == 1 else 1, 1 << (groups - 1).bit_length()))
-    down = _BLOCK // across if rows > 1 else 1
+    groups = -(-(width // VECTOR if wide else width) // depth)
+    block = _BLOCK if rows * groups > _SMALL else _BLOCK // 4
+    across = min(block, max(_WARP if rows == 1 else 1, 1 << (groups - 1).bit_length()))
+    down = block // across if rows > 1 else 1
     chunks = -(-groups // across)
-    grid = -(-rows // down) * chunks
     suffix = "_v8" if wide else "_v1"
-    start(op, family, kernel + suffix, grid, (across, down), [rows, width, chunks, *args])
+    start(op, family, kernel + suffix, -(-rows // down) * chunks, (across, down), [rows, width, chunks, *args])

@@ -1,4 +1,4 @@
-"""The `vtlab` command: gate, matrix, explain, generate."""
+"""The `vtlab` command: gate, matrix, explain, build, generate."""
 
 from __future__ import annotations
 
@@ -59,6 +59,28 @@ def gate(
     from .gate_run import run_gate
 
     raise typer.Exit(run_gate(tuple(row or ()), tuple(model or ()), record=record, as_json=as_json))
+
+
+@app.command()
+def build(
+    families: Annotated[list[str] | None, typer.Argument(help="Only these families, e.g. norm; default all.")] = None,
+    arch: Annotated[list[str] | None, typer.Option(help="Only this one, e.g. sm_90a; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for cubins and manifest; default the user's cache.")] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write parity/records/builds.json; full builds only.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compile the CUDA kernels for every architecture, without a GPU; exit status 1 if one spills registers."""
+    from vtlab.device import DeviceError
+
+    from .building import run_build
+
+    try:
+        status = run_build(tuple(arch or ()), tuple(families or ()), out, record=record, as_json=as_json)
+    except DeviceError as error:
+        sys.exit(f"vtlab build: {error}")
+    raise typer.Exit(status)
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from vtlab.device.launch import PROVIDER
@@ -17,11 +18,20 @@ _F16 = {"x": "float16", "weight": "float16"}
 _NORM_WIDTHS = (1, 8, 24, 64, 72, 128, 136, 250, 512, 1032, 2048, 8200)
 _LONG = {"...": (3,), "H": 33000}
 
+
+def _every_gate(up: float) -> np.ndarray:
+    """[1, 2 * 65536]: every bfloat16 as a gate, against one factor."""
+    codes = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    return np.concatenate([codes, np.full(1 << 16, up, ml_dtypes.bfloat16)])[None]
+
+
 EDGES: dict[str, list[dict]] = {
     "rms_norm": [
         *({"...": (5,), "H": H, **_16, "residual": "bfloat16"} for H in _NORM_WIDTHS),
         *({"...": (1030,), "H": H, **_16} for H in (8, 136)),
-        {"...": (1030,), "H": 520, **_16, "residual": "bfloat16"},
+        *({"...": (2,), "H": H, **_16} for H in (512, 2056, 8192)),
+        {"...": (1030,), "H": 520, **_16, "residual": "bfloat16"}, {"...": (1030,), "H": 520, **_16},
+        {"...": (1030,), "H": 264, **_16, "residual": "bfloat16"},
         {"...": (1030,), "H": 16, **_16, "residual": "float32", "gemma": True},
         {"...": (1030,), "H": 24, **_F16, "residual": "float16", "rounding": "vllm_native"},
         {"...": (1030,), "H": 8, "x": "float32", "weight": "bfloat16", "residual": "float32"},
@@ -30,6 +40,10 @@ EDGES: dict[str, list[dict]] = {
         {"...": (0,), "H": 64}, {"...": (2, 3), "H": 0}, {"...": (), "H": 40, **_16}, _LONG | _16,
     ],
     "layer_norm": [
+        *({"...": (1030,), "D": D, **_16, "weight": "float32"} for D in (8, 136)),
+        {"...": (1030,), "D": 520, "x": "float32", "bias": "float16"},
+        {"...": (2,), "D": 2056, "x": "float32", "bias": "float16"},
+        *({"...": (1030,), "D": D, **_16, "bias": "bfloat16"} for D in (24, 520)),
         *({"...": (5,), "D": D, **_16, "bias": "bfloat16"} for D in _NORM_WIDTHS),
         {"...": (40,), "D": 264, "x": "float16", "bias": "float32"}, {"...": (2,), "D": 33000},
         {"...": (0,), "D": 64, **_16}, {"...": (), "D": 40},
@@ -48,6 +62,8 @@ EDGES: dict[str, list[dict]] = {
           for D in (1, 8, 264, 2056, 4100) for kind in ("bfloat16", "float16", "float32")
           for rounding in ("vt", "vllm")),
         {"...": (300,), "D": 8, "x": "bfloat16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+        *({"...": (1,), "D": 1 << 16, "x": _every_gate(up), "rounding": rounding}
+          for up in (1.0, 0.7109375, 300.0) for rounding in ("vt", "vllm")),
     ],
     "gelu_and_mul": [
         *({"...": (3,), "D": D, "x": kind, "rounding": "vllm"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from vtlab.device.arch import serving
 from vtlab.device.build import Store, write_atomically
 from vtlab.device.source import families, source_digest
-from vtlab.ops.table import lookup, table
+from vtlab.ops.table import lookup
 
 from .device_cases import DeviceCase, device_ops
 
@@ -77,24 +77,48 @@ def update(
     write_atomically(path, json.dumps(record, indent=1, sort_keys=True).encode() + b"\n")
 
 
-def op_states(record: dict) -> dict[str, str]:
-    """Per op with a kernel: "verified" (its present source passed on this GPU, sanitizers silent) or "built"."""
+def built_record() -> dict[str, dict]:
+    """What `vtlab build --record` noted: target -> family -> digest and the kernels' registers, memory and spills."""
+    path = RECORDS / "builds.json"
+    return json.loads(path.read_text())["targets"] if path.exists() else {}
+
+
+def write_built(listing: Mapping[str, Mapping[str, Mapping]]) -> None:
+    """Note a manifest of all targets and families in the committed record."""
+    targets = {
+        target: {name: {key: entry[key] for key in ("digest", "compiler", "kernels")} for name, entry in made.items()}
+        for target, made in listing.items()
+    }
+    text = json.dumps({"date": date.today().isoformat(), "targets": targets}, indent=1, sort_keys=True)
+    write_atomically(RECORDS / "builds.json", text.encode() + b"\n")
+
+
+def verified(op: str, record: Mapping) -> bool:
+    """Whether the op's kernels passed on the record's GPU from their present source, with all sanitizers silent."""
+    family = lookup(op).contract.family
+    entry = record["families"].get(family)
+    if entry is None or entry["digest"] != source_digest(family) or op not in entry["ops"]:
+        return False
+    return all(entry["sanitizer"].get(tool) == "0 errors" for tool in TOOLS)
+
+
+def built(op: str, made: Mapping[str, Mapping]) -> bool:
+    """Whether the op's present source compiled for a target without spilling."""
+    family = lookup(op).contract.family
+    entry = made.get(family)
+    if entry is None or entry["digest"] != source_digest(family):
+        return False
+    return not any(usage["spills"] for usage in entry["kernels"].values())
+
+
+def device_states(ops: tuple[str, ...]) -> dict[str, str]:
+    """GPU name -> "verified" and target -> "built", where that is true of all `ops`; "partial" where of some."""
+    with_kernel = set(device_ops())
+    checks = [(gpu, "verified", lambda op, r=record: verified(op, r)) for gpu, record in gpu_records().items()]
+    checks += [(target, "built", lambda op, m=made: built(op, m)) for target, made in built_record().items()]
     states = {}
-    for op in device_ops():
-        family = lookup(op).contract.family
-        entry = record["families"].get(family)
-        clean = entry and set(entry["sanitizer"]) == set(TOOLS) and set(entry["sanitizer"].values()) == {"0 errors"}
-        passed = entry and entry["digest"] == source_digest(family) and op in entry["ops"]
-        states[op] = "verified" if passed and clean else "built"
+    for name, word, holds in checks:
+        found = [op in with_kernel and holds(op) for op in ops]
+        if any(found):
+            states[name] = word if all(found) else "partial"
     return states
-
-
-def row_state(row: str, record: dict) -> str:
-    """ "verified" where every op of the row is, "built" where every op has a kernel, else "partial" or "absent"."""
-    ops = [name for name, found in table().items() if found.contract.row == row]
-    states = [op_states(record).get(op, "absent") for op in ops]
-    if not states or set(states) == {"absent"}:
-        return "absent"
-    if "absent" in states:
-        return "partial"
-    return "built" if "built" in states else "verified"

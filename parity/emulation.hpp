@@ -29,12 +29,15 @@ constexpr size_t STACK = 64 << 10, SHARED = 232448;
 
 struct Meeting { int size = 0, waiting = 0; uint64_t round = 0; };
 
+struct Copy { void* to; const void* from; };
+
 struct Thread {
     ucontext_t context;
     std::vector<char> stack = std::vector<char>(STACK);
     dim3 index;
     int number = 0;
     bool done = false;
+    std::vector<Copy> copies;  // on their way into shared memory
 };
 
 inline std::vector<Thread> threads;
@@ -88,6 +91,7 @@ inline void run_block() {
         t.index = {(unsigned)i % block_size.x, (unsigned)i / block_size.x, 0};
         t.number = i;
         t.done = false;
+        t.copies.clear();
         getcontext(&t.context);
         t.context.uc_stack.ss_sp = t.stack.data();
         t.context.uc_stack.ss_size = STACK;
@@ -128,6 +132,13 @@ static inline long long atomicMin(long long* at, long long value) {
     long long old = *at;
     *at = value < old ? value : old;
     return old;
+}
+
+// As late as the wait allows, so that a missing wait shows.
+static inline void copy_async(void* shared, const void* global) { emulation::running->copies.push_back({shared, global}); }
+static inline void copies_arrive() {
+    for (auto& copy : emulation::running->copies) std::memcpy(copy.to, copy.from, 16);
+    emulation::running->copies.clear();
 }
 
 static inline float widen_f16(unsigned bits) {

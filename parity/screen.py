@@ -50,12 +50,34 @@ def matrix_table(states, width: int) -> Table:
         promised = len(state.row.promised)
         ops = f"{len(state.ops)}/{promised}" if promised else str(len(state.ops) or "")
         goldens = " ".join(f"{count} {build}" for build, count in sorted(state.goldens.items()))
-        device = ", ".join(f"{gpu} {what}" for gpu, what in state.device.items())
+        device = _device(state.device)
         cells = [
             state.row.id.removeprefix("KERNEL-"), ops, styled(state.oracle), str(state.checks or ""),
             goldens or styled("absent"), device or styled("absent"), str(state.mutations or ""), state.row.title,
         ]  # fmt: skip
         table.add_row(*cells[: len(headings)])
+    return table
+
+
+def _device(states: dict[str, str]) -> str:
+    """GPUs by name; the architectures of one state as a number."""
+    archs = [what for name, what in states.items() if name.startswith("sm_")]
+    texts = [f"{name.removeprefix('NVIDIA ')} {what}" for name, what in states.items() if not name.startswith("sm_")]
+    return ", ".join([*texts, *(f"{archs.count(what)} archs {what}" for what in dict.fromkeys(archs))])
+
+
+def build_table(builds) -> Table:
+    """Compiled kernels: a line a target."""
+    table = _table("Builds", ("arch", "left"), ("kernels", "right"), ("most registers", "right"),
+                   ("spilled bytes", "right"), ("cubins", "right"), ("compiler", "left"))  # fmt: skip
+    for target in dict.fromkeys(build.entry["target"] for build in builds):
+        own = [build for build in builds if build.entry["target"] == target]
+        usages = [usage for build in own for usage in build.entry["kernels"].values()]
+        table.add_row(
+            target, str(len(usages)), str(max(usage["registers"] for usage in usages)),
+            str(sum(usage["spills"] for usage in usages)), f"{sum(len(build.image) for build in own) / 1024:.0f} KiB",
+            ", ".join(sorted({build.entry["compiler"] for build in own})),
+        )  # fmt: skip
     return table
 
 

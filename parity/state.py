@@ -12,6 +12,7 @@ from pathlib import Path
 from vtlab.ops.rows import ROWS, Row
 from vtlab.ops.table import Op, table
 
+from .device_record import device_states
 from .goldens import list_goldens
 
 RECORDS = Path(__file__).parent / "records"
@@ -24,7 +25,9 @@ class RowState:
 
     oracle: "proven" (every promised op is there, and its record says that all checks passed on this source),
     "partial" (the same for some of the promised ops), "changed" (an op's source is newer than its record),
-    "unproven" (ops without a record) or "absent". device: per GPU "verified", "built" or "absent".
+    "unproven" (ops without a record) or "absent". device: "verified" by
+    the name of each GPU whose record holds all ops of the row, "built" for each arch all of them compile for;
+    "partial" where some ops have no kernel; empty where none has one.
     """
 
     row: Row
@@ -67,7 +70,13 @@ def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]]) -> Ro
             builds[build] = builds.get(build, 0) + count
     counted = [entry for entry in entries.values() if entry]
     return RowState(
-        row, tuple(ops), oracle, sum(e["checks"] for e in counted), sum(e["mutations"] for e in counted), builds
+        row,
+        tuple(ops),
+        oracle,
+        sum(e["checks"] for e in counted),
+        sum(e["mutations"] for e in counted),
+        builds,
+        device_states(tuple(ops)),
     )
 
 

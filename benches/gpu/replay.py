@@ -75,10 +75,12 @@ def torch_time(call: Callable[[], object], calls: int) -> float:
 
 
 def copy_bandwidth() -> float:
-    """GB/s of a device-to-device copy of 1 GiB, read and written bytes counted."""
-    import cupy
+    """GB/s of negating 1 GiB of float32 into another in PyTorch: a copy by a kernel, read and written bytes counted.
 
-    source, target = cupy.ones(1 << 28, cupy.float32), cupy.empty(1 << 28, cupy.float32)
-    best = cupy_time(lambda: cupy.cuda.runtime.memcpyAsync(
-        target.data.ptr, source.data.ptr, source.nbytes, 3, cupy.cuda.get_current_stream().ptr), 3)  # fmt: skip
-    return 2 * source.nbytes / best / 1e3
+    The driver's own copy is no ceiling: on an H200 it moves 2,700 GB/s where kernels reach 4,200.
+    """
+    import torch
+
+    source = torch.randn(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / torch_time(lambda: torch.neg(source, out=target), 3) / 1e3

@@ -1,10 +1,12 @@
 // Sigmoid gates, and the gates and post-convolution step of the gated delta rule.
 //
 // The ladder:
-// 1. sigmoid_gate_v1: an element a thread; sigmoid_gate_v8: 16-byte loads and stores.
+// 1. sigmoid_gate_v1: an element a thread; sigmoid_gate_v8: 16-byte loads and stores; fast functions where they give
+//    the polynomial's bytes (fast.cuh).
 // 2. gdn_g_beta: a (token, head) a thread.
 // 3. gdn_post_conv: a warp a head; the L2 norm's 256 partials are eight accumulators a lane, its value heads' warps
 //    also make the gates, so that the chain of four ops is one pass over conv.
+#include "fast.cuh"
 #include "rows.cuh"
 #include "tree.cuh"
 
@@ -16,23 +18,21 @@ VT_FN void sigmoid_gate(ROWS, const void* x, i64 kind, const void* gate, i64 gat
                         i64 act_kind, void* out, i64 out_kind) {
     const Place at = place<V>(rows, width, chunks);
     if (!at.inside) return;
-    float v[V], z[V];
+    float v[V], z[V], y[V];
     Raw<V> raw = fetch<V>(x, at.row * width + at.column, (int)kind);
     if (gate_step) {
         load(z, gate, at.row * gate_stride + at.column, (int)gate_kind);
-#pragma unroll
-        for (int j = 0; j < V; ++j) z[j] = through(vt_sigmoid(z[j]), (int)act_kind);
+        widen(v, raw, (int)kind);
+        gate_products<false>(y, z, v, (int)act_kind, (int)out_kind);
     } else {
         float one[1];
         load(one, gate, at.row * gate_stride, (int)gate_kind);
         float weight = through(vt_sigmoid(one[0]), (int)act_kind);
+        widen(v, raw, (int)kind);
 #pragma unroll
-        for (int j = 0; j < V; ++j) z[j] = weight;
+        for (int j = 0; j < V; ++j) y[j] = v[j] * weight;
     }
-    widen(v, raw, (int)kind);
-#pragma unroll
-    for (int j = 0; j < V; ++j) v[j] *= z[j];
-    store(out, at.row * width + at.column, v, (int)out_kind);
+    store(out, at.row * width + at.column, y, (int)out_kind);
 }
 
 #define SIGMOID_GATE(V)                                                                                           \

@@ -8,9 +8,11 @@
 
 #ifdef __CUDACC__
 #define VT_MEMBER __device__ __forceinline__
+#define VT_ASSUME(condition) __builtin_assume(condition)
 #define VT_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #else
 #define VT_MEMBER inline
+#define VT_ASSUME(condition)
 #include "emulation.hpp"  // the same kernels on a host: parity/emulation.hpp
 #endif
 
@@ -36,6 +38,16 @@ VT_FN unsigned narrow_f16(float lo, float hi) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
     return pair;
 }
+#endif
+
+// 16 bytes on their way from global into shared memory, without a register; all are there after `copies_arrive`, for
+// the thread that sent for them.
+#ifdef __CUDACC__
+VT_FN void copy_async(void* shared, const void* global) {
+    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+VT_FN void copies_arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 #endif
 
 VT_FN float widen_bf16(unsigned bits) { return vt_float((int)(bits << 16)); }

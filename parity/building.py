@@ -1,0 +1,56 @@
+"""`vtlab build`: the kernels for every architecture, with the compiler's report; no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vtlab.device.arch import ARCHS, lookup
+from vtlab.device.build import Store, build_all, manifest, write_atomically
+from vtlab.device.source import families, path_of
+from vtlab.ops.errors import ContractError
+
+from .device_record import write_built
+from .screen import build_table, show
+
+
+def run_build(
+    archs: tuple[str, ...], names: tuple[str, ...], folder: Path | None, *, record: bool, as_json: bool
+) -> int:
+    """Build, show what came out, and return the exit status: 1 if a kernel spills registers.
+
+    folder: where the cubins go, with a ``manifest.json`` beside them; by default the user's cache, where the loader
+    looks. Raises ContractError for an unknown arch or family, DeviceError where nothing can compile.
+    """
+    if record and (archs or names):
+        raise ContractError("build", "record", "a part of the builds", "all of them, without --arch or families")
+    targets = [lookup(name).name for name in archs] or [arch.name for arch in ARCHS]
+    for name in names:
+        path_of(name)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("compiling", total=len(targets) * len(names or families()))
+        builds = build_all(
+            targets, Store(folder), names,
+            lambda build: progress.update(
+                task, advance=1, description=f"compiled {build.entry['family']} for {build.entry['target']}"
+            ),
+        )  # fmt: skip
+    listing = manifest(builds)
+    if folder is not None:
+        write_atomically(folder / "manifest.json", json.dumps(listing, indent=1, sort_keys=True).encode() + b"\n")
+    if record:
+        write_built(listing)
+    spilling = [(build, name) for build in builds for name in build.spilling]
+    if as_json:
+        json.dump(listing, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        show(build_table(builds))
+        for build, name in spilling:
+            show(f"[bold red]{name}[/] spills for {build.entry['target']}")
+    return int(bool(spilling))

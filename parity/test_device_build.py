@@ -1,0 +1,203 @@
+"""Builds without a GPU: every kernel for every architecture, the store's promises, which build serves which device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from vtlab.device import DeviceError, compiler, loader, source
+from vtlab.device.arch import ARCHS, PTX, lookup, serving
+from vtlab.device.build import Store, build_all, cache_folder
+from vtlab.ops.errors import ContractError
+
+from .device_cases import device_ops
+from .device_record import TOOLS, built_record, gpu_records, verified
+
+
+def have_compiler() -> bool:
+    try:
+        return bool(compiler.compiler())
+    except DeviceError:
+        return False
+
+
+needs_compiler = pytest.mark.skipif(not have_compiler(), reason="neither NVRTC nor nvcc is installed")
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", [arch.name for arch in ARCHS])
+def test_every_kernel_compiles_without_spilling(target):
+    """Cold, all targets together take about a minute with nvcc on one core, half that with NVRTC; then the cache has
+    them."""
+    builds = build_all([target], Store())
+    assert [build.entry["family"] for build in builds] == list(source.families())
+    assert {name: usage for build in builds for name, usage in build.entry["kernels"].items() if usage["spills"]} == {}
+    assert all(build.entry["kernels"] and build.image.startswith(b"\x7fELF") for build in builds)
+
+
+@needs_compiler
+def test_ptx_for_devices_that_no_cubin_serves():
+    assert b".target sm_80" in compiler.compile_family("splits", PTX).image
+
+
+@pytest.mark.parametrize(
+    "major, minor, target",
+    [(8, 0, "sm_80"), (8, 6, "sm_86"), (8, 7, "sm_86"), (8, 9, "sm_89"), (9, 0, "sm_90a"), (10, 0, "sm_100a"),
+     (10, 3, "sm_103a"), (12, 0, "sm_120a"), (12, 1, "sm_121a"), (10, 1, PTX), (11, 0, PTX), (13, 0, PTX)],
+)  # fmt: skip
+def test_which_build_serves_a_device(major, minor, target):
+    assert serving(major, minor) == target
+
+
+def test_devices_and_archs_that_are_refused():
+    with pytest.raises(ContractError, match=r"7\.5.*8\.0 or newer"):
+        serving(7, 5)
+    with pytest.raises(ContractError, match=r"'sm_90'.*sm_90a"):
+        lookup("sm_90")
+    with pytest.raises(ContractError, match=r"'nrm'.*norm"):
+        source.path_of("nrm")
+
+
+def test_the_digest_covers_headers_and_flags(tmp_path, monkeypatch):
+    assert [path.name for path in source.files_of("norm")] == [
+        "fast.cuh", "norm.cu", "storage.cuh", "tree.cuh", "vt_math.cuh",
+    ]  # fmt: skip
+    for path in source.FOLDER.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    digests = {source.source_digest("norm")}
+    monkeypatch.setattr(source, "FOLDER", tmp_path)
+    source.source_digest.cache_clear()
+    assert source.source_digest("norm") in digests
+    for change in ("vt_math.cuh", "norm.cu"):
+        (tmp_path / change).write_text((tmp_path / change).read_text() + "\n")
+        source.source_digest.cache_clear()
+        digests.add(source.source_digest("norm"))
+    monkeypatch.setattr(source, "FLAGS", source.FLAGS[1:])
+    source.source_digest.cache_clear()
+    digests.add(source.source_digest("norm"))
+    source.source_digest.cache_clear()
+    assert len(digests) == 4
+
+
+@needs_compiler
+def test_a_store_finds_what_it_made_and_nothing_damaged(tmp_path):
+    store = Store(tmp_path)
+    assert store.find("splits", "sm_90a") is None
+    made = store.get("splits", "sm_90a")
+    assert store.find("splits", "sm_90a") == made and store.find("splits", "sm_80") is None
+    cubin = next(tmp_path.glob("sm_90a/*.cubin"))
+    cubin.write_bytes(cubin.read_bytes()[:-1] + b"!")
+    assert store.find("splits", "sm_90a") is None
+    assert store.get("splits", "sm_90a") == made
+    next(tmp_path.glob("sm_90a/*.json")).write_text("{")
+    assert store.find("splits", "sm_90a") is None
+    assert sorted(path.suffix for path in tmp_path.glob("sm_90a/*")) == [".cubin", ".json"]
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert Store(blocked).get("splits", "sm_90a").image
+
+
+@needs_compiler
+def test_the_command_writes_a_manifest(tmp_path):
+    code = "from vtlab.parity.cli import main; main()"
+    command = [sys.executable, "-c", code, "build", "splits", "--arch", "sm_89", "--out", str(tmp_path), "--json"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    listing = json.loads(run.stdout)
+    assert listing == json.loads((tmp_path / "manifest.json").read_text())
+    assert set(listing["sm_89"]["splits"]["kernels"]) == {"split_2", "split_4", "split_16"}
+    refused = subprocess.run([*command[:4], "--arch", "sm_1"], capture_output=True, text=True)
+    assert refused.returncode == 1 and "one of sm_80" in refused.stderr
+
+
+def test_a_spill_fails_the_build(monkeypatch, tmp_path):
+    from vtlab.parity.building import run_build
+
+    usage = compiler.Usage(255, 0, 8, 16)
+    monkeypatch.setattr("vtlab.device.build.compile_family", lambda *_: compiler.Compiled(b"x", "none", {"k": usage}))
+    assert run_build(("sm_90a",), ("splits",), tmp_path, record=False, as_json=True) == 1
+
+
+def test_the_compilers_report_is_read():
+    nvcc = """ptxas info    : Compiling entry function 'a' for 'sm_90a'
+ptxas info    : Function properties for a
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 2048 bytes smem
+ptxas info    : Compiling entry function 'b' for 'sm_90a'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 20 registers, used 0 barriers"""
+    usages = compiler.usages(nvcc)
+    assert usages == {"a": compiler.Usage(255, 2048, 8, 16), "b": compiler.Usage(20, 0, 0, 0)}
+
+
+def test_the_tier_imports_without_cupy_and_says_what_is_missing():
+    code = """import sys; sys.modules["cupy"] = None
+import vtlab.device, numpy
+from vtlab.device.norm import rms_norm
+try: rms_norm(numpy.ones((1, 8), "f4"), numpy.ones(8, "f4"))
+except vtlab.device.DeviceError as error: print(error)"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "CuPy is not installed" in run.stdout and "vtlab[cuda13]" in run.stdout
+
+
+class FakeCupy:
+    """As much of CuPy as the loader touches."""
+
+    class cuda:
+        class driver:
+            class CUDADriverError(Exception):
+                pass
+
+        class Device:
+            compute_capability = "90"
+
+        class function:
+            class Module:
+                def load(self, image):
+                    self.image = image
+
+                def get_function(self, name):
+                    if name == "missing":
+                        raise FakeCupy.cuda.driver.CUDADriverError
+                    return self.image, name
+
+
+@needs_compiler
+def test_the_loader_compiles_once_and_then_finds(tmp_path):
+    first = loader.Loader(FakeCupy, Store(tmp_path))
+    function = first.function("splits", "split_16", 0)
+    assert function is first.function("splits", "split_16", 0) and first.compiled == 1
+    second = loader.Loader(FakeCupy, Store(tmp_path))
+    assert second.function("splits", "split_16", 0) == function and second.compiled == 0
+    with pytest.raises(ContractError, match=r"'missing', want a kernel of splits\.cu"):
+        second.function("splits", "missing", 0)
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("VTLAB_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("VTLAB_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "vtlab"
+
+
+def test_records_are_about_the_present_sources():
+    """A kernel that changed since its record must run on that GPU again, or leave the record."""
+    for gpu, record in gpu_records().items():
+        stale = {name for name, entry in record["families"].items() if entry["digest"] != source.source_digest(name)}
+        assert not stale, f"{gpu}: pytest parity/ --device cuda has not seen the present source of {stale}"
+        assert all(set(entry["sanitizer"]) == set(TOOLS) for entry in record["families"].values())
+    for target, made in built_record().items():
+        stale = {name for name in source.families() if made.get(name, {}).get("digest") != source.source_digest(name)}
+        assert not stale, f"{target}: run vtlab build --record, the source of {stale} changed"
+
+
+def test_an_h200_has_verified_every_op_with_a_kernel():
+    assert all(verified(op, gpu_records()["NVIDIA H200"]) for op in device_ops())
