@@ -103,7 +103,10 @@ EXACT = Bound(ulps=0, why="no arithmetic: bytes are moved, or the result is an i
 
 @dataclass(frozen=True)
 class Contract:
-    """Everything an op promises. Fields that do not apply are empty."""
+    """Everything an op promises. Fields that do not apply are empty.
+
+    rows : the axis whose entries stand alone, results included: row i of a batch has the bytes of row i by itself.
+    """
 
     name: str
     family: str
@@ -119,6 +122,7 @@ class Contract:
     ties: str = ""
     lse_base: str = ""
     layout: str = ""
+    rows: str | None = None
     mutates: tuple[str, ...] = ()
     upstream: str = ""
     examples: tuple[Mapping[str, object], ...] = ()
@@ -134,7 +138,7 @@ class Contract:
             "reduction_order": self.order, "parity": str(self.parity), "parity_why": self.parity.why,
             "mirror_bound": {"roundings": self.mirror.roundings, "ulps": self.mirror.ulps, "why": self.mirror.why},
             "nan": self.nan, "ties": self.ties, "lse_base": self.lse_base, "layout": self.layout,
-            "mutates": list(self.mutates), "upstream": self.upstream,
+            "independent_rows": self.rows, "mutates": list(self.mutates), "upstream": self.upstream,
             "refuses": [(check.__doc__ or check.__name__).strip() for check in self.requires],
         }  # fmt: skip
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import update_wrapper
 
-from . import checking, providers
+from . import checking, providers, rowwise
 from .contract import Bound, Contract, Parity, Tensor
 from .errors import ContractError
 from .numerics import MIRROR, TRUTH
@@ -44,7 +44,11 @@ class Op:
         """Check the call, then run the body in the arithmetic `nx`."""
         arguments = self.bind(args, kwargs)
         checking.check(self.contract, arguments)
-        return self.body(nx, **arguments)
+        return self.run(nx, arguments)
+
+    def run(self, nx, arguments: Mapping[str, object]):
+        """The body on arguments that have been checked."""
+        return rowwise.evaluate(self.contract, self.body, nx, arguments)
 
     def bind(self, args: tuple, kwargs: Mapping[str, object]) -> dict[str, object]:
         """Arguments by name with defaults filled in; ContractError for missing, unknown or repeated ones."""
@@ -102,7 +106,7 @@ def op(
         summary = (inspect.getdoc(body) or "").partition("\n")[0]
         contract = Contract(name, family, row, summary, args, returns, points, parity, mirror, **more)
         found = _OPS[name] = Op(contract, body)
-        truth = oracle_provider(lambda **arguments: found.body(TRUTH, **arguments), name)
+        truth = oracle_provider(lambda **arguments: found.run(TRUTH, arguments), name)
         oracle = providers.OpProvider("oracle", truth, priority=-1000)
         providers.register_op_provider(name, providers.Device.CPU, oracle)
         return found

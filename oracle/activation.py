@@ -27,6 +27,7 @@ def _through(nx, value, dtype):
 
 @op(
     row=_ROW,
+    rows="...",
     args={"x": Tensor("... 2*D"), "rounding": _VARIANTS},
     returns={"out": Tensor("... D", like="x")},
     rounding={
@@ -61,6 +62,7 @@ def silu_and_mul(nx, x, *, rounding="vt"):
 
 @op(
     row=_ROW,
+    rows="...",
     args={"gate": Tensor("... D"), "up": Tensor("... D", like="gate")},
     returns={"out": Tensor("... D", like="gate")},
     rounding=("out = round(silu(gate) * up)",),
@@ -97,6 +99,7 @@ def _clamp_scale(arguments, results):
 
 @op(
     row=_ROW,
+    rows="...",
     args={
         "x": Tensor("... 2*D"),
         "limit": Scalar(above=0, example=1.5),
@@ -160,6 +163,7 @@ _TANH = "t = f32(tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3)))"
 
 @op(
     row=_ROW,
+    rows="...",
     args={"x": Tensor("... 2*D"), "rounding": _VARIANTS},
     returns={"out": Tensor("... D", like="x")},
     rounding={
@@ -204,6 +208,7 @@ def gelu_and_mul(nx, x, *, rounding="vt"):
 
 @op(
     row=_ROW,
+    rows="...",
     args={"x": Tensor("... D")},
     returns={"out": Tensor("... D", like="x")},
     rounding=("none: out is x or 0",),
@@ -226,6 +231,7 @@ def relu(nx, x):
 
 @op(
     row=_ROW,
+    rows="...",
     args={"x": Tensor("... V"), "cap": Scalar(above=0, example=30.0), "rounding": _VARIANTS},
     returns={"out": Tensor("... V", like="x")},
     rounding={

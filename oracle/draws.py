@@ -95,6 +95,7 @@ def _requests_inside(arguments, axes):
 
 @op(
     row=ROW,
+    rows="T",
     args={
         "logits": Tensor("T V", ("float32",)),
         "req_idx": Tensor("T", ("int32",), values=lambda rng, a: rng.integers(0, a["N"], a["T"])),

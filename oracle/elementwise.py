@@ -50,6 +50,7 @@ def add(nx, a, b):
 
 @op(
     row=_ROW,
+    rows="...",
     args={"x": Tensor("... D"), "scale": Scalar(example=2.0**0.5)},
     returns={"out": Tensor("... D", like="x")},
     rounding=("s = float32(scale)", "out = round(x * s)"),
@@ -74,6 +75,7 @@ def mul_scalar(nx, x, scale):
 
 @op(
     row=_ROW,
+    rows="M",
     args={"x": Tensor("M N", ("float32",), layout="rows"), "col": Tensor("N", ("float32",))},
     returns={"out": Tensor("M N", ("float32",))},
     rounding=("out = round(x * col)",),
@@ -97,6 +99,7 @@ def mul_col_vec_f32(nx, x, col):
 
 @op(
     row=_ROW,
+    rows="...",
     args={"x": Tensor("... D", ("float32",), layout="rows")},
     returns={"out": Tensor("... D", ("bfloat16",))},
     rounding=("out = round(x)",),
@@ -119,6 +122,7 @@ def cast_bf16(nx, x):
 
 @op(
     row=_ROW,
+    rows="...",
     args={"x": Tensor("... D", ("bfloat16",), layout="rows")},
     returns={"out": Tensor("... D", ("float32",))},
     rounding=("none: every bfloat16 is a float32",),

@@ -47,6 +47,7 @@ def _dtypes_fit(value, gate, vt_values):
 
 @op(
     row=_ROW,
+    rows="...",
     args={
         "attn": Tensor("... N", ("bfloat16", "float32", "float16")),
         "gate": Tensor("... N", ("float32", "bfloat16", "float16")),
@@ -143,6 +144,7 @@ _GATE_NAN = "propagates; beta(-inf) = 0; a of -inf gives g = -0, of +inf -inf"
 
 @op(
     row=_ROW,
+    rows="T",
     args={**_GATES, "rounding": _VARIANTS},
     returns={"g": Tensor("T Hv", _F32), "beta": Tensor("T Hv", FLOATS)},
     rounding={
@@ -193,6 +195,7 @@ def _lanes_add_up(arguments, axes):
 
 @op(
     row=_ROW,
+    rows="T",
     args={
         "conv": Tensor("T C", layout="rows"),
         **_GATES,

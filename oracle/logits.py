@@ -42,6 +42,7 @@ def has_vocabulary(arguments, axes):
 
 @op(
     row=ROW,
+    rows="R",
     args={
         "logits": LOGITS,
         "temperature": per_row("float32", lambda rng, n: rng.uniform(0.3, 1.5, n)),
@@ -70,6 +71,7 @@ def apply_temperature(nx, logits, temperature, *, all_random=False):
 
 @op(
     row=ROW,
+    rows="R",
     args={
         "logits": LOGITS,
         "prompt_mask": Tensor("R V", ("int8",), values=lambda rng, a: rng.integers(0, 2, (a["R"], a["V"]))),
@@ -123,6 +125,7 @@ def apply_penalties(
 
 @op(
     row=ROW,
+    rows="R",
     args={"logits": LOGITS, "min_p": per_row("float32", lambda rng, n: rng.uniform(0, 0.3, n))},
     returns=OUT,
     rounding=("p = softmax(l), rounded to float32", "threshold = round(min_p * max(p))"),
@@ -167,6 +170,7 @@ def ascending_order(values: np.ndarray) -> np.ndarray:
 
 @op(
     row=ROW,
+    rows="R",
     args={
         "logits": LOGITS,
         "k": Tensor("R", ("int32",), optional=True, values=lambda rng, a: rng.integers(0, a["V"] + 2, a["R"])),

@@ -36,6 +36,7 @@ def _residual_has_dtype_of_x(arguments, axes):
 
 @op(
     row=_ROW,
+    rows="...",
     args={
         "x": Tensor("... H", layout="rows"),
         "weight": Tensor("H"),
@@ -111,6 +112,7 @@ def rms_norm(nx, x, weight, *, residual=None, eps=1e-6, gemma=False, rounding="v
 
 @op(
     row=_ROW,
+    rows="...",
     args={
         "x": Tensor("... D"),
         "gate": Tensor("... D", layout="rows"),
@@ -154,6 +156,7 @@ def rms_norm_gated(nx, x, gate, weight, *, eps=1e-6, sigmoid_gate=False, out_dty
 
 @op(
     row=_ROW,
+    rows="...",
     args={"x": Tensor("... D", layout="rows"), "eps": Scalar(minimum=0), "out_dtype": _OUT_DTYPE},
     returns={"out": Tensor("... D")},
     rounding=("out = round(x * (1 / sqrt(sum(x^2) + eps)))",),
@@ -203,6 +206,7 @@ def _rows_have_elements(arguments, axes):
 
 @op(
     row=_ROW,
+    rows="...",
     args={
         "x": Tensor("... D", layout="rows"),
         "weight": Tensor("D", optional=True),

@@ -140,6 +140,7 @@ def rope_build_cache(nx, rope_parameters, *, head_size, max_position, dtype="flo
 
 @op(
     row=ROW,
+    rows="T",
     args={
         "positions": POSITIONS,
         "base": Scalar(above=0, example=10000.0),
@@ -171,6 +172,7 @@ def rope_cos_sin_cache(nx, positions, *, base, rotary_dim, llama3=None):
 
 @op(
     row=ROW,
+    rows="T",
     args={
         "q": Tensor("T Hq D", layout="strided"),
         "k": Tensor("T Hk D", like="q", layout="strided"),
@@ -207,6 +209,7 @@ def rope_neox(nx, q, k, positions, *, base, rotary_dim, llama3=None):
 
 @op(
     row=ROW,
+    rows="T",
     args={
         "q": Tensor("T Hq D", layout="strided"),
         "k": Tensor("T Hk D", like="q", optional=True, layout="strided"),

@@ -48,6 +48,7 @@ def _vllm_inputs_are_half(arguments, axes):
 
 @op(
     row=ROW,
+    rows="T",
     args={
         "qgate": Tensor("T Hq*2*D", layout="rows"),
         "kf": Tensor("T Hk*D", layout="rows"),
@@ -112,6 +113,7 @@ def attn_qk_norm_rope_gate(
 
 @op(
     row=ROW,
+    rows="T",
     args={
         "qkv": Tensor("T Hq*D+Hk*D+Hv*D", layout="rows"),
         "q_weight": Tensor("D"),

@@ -37,6 +37,7 @@ def ascending_scan(scores: np.ndarray) -> np.ndarray:
 
 @op(
     row=ROW,
+    rows="R",
     args={"logits": LOGITS},
     returns={"ids": Tensor("R", ("int64",))},
     rounding=("none",),
@@ -61,6 +62,7 @@ def greedy_argmax(nx, logits):
 
 @op(
     row=ROW,
+    rows="R",
     args={"logits": LOGITS},
     returns={"probs": Tensor("R V", ("float32",))},
     rounding=("probs = round(exp(l - max) / sum)",),
@@ -90,6 +92,7 @@ def compute_probs(nx, logits):
 
 @op(
     row=ROW,
+    rows="R",
     args={"logits": LOGITS},
     returns={"logprobs": Tensor("R V", ("float32",))},
     rounding=("logprobs = round((l - max) - log(sum))",),
@@ -134,6 +137,7 @@ def _ids_inside(arguments, axes):
 
 @op(
     row=ROW,
+    rows="R",
     args={
         "logprobs": Tensor("R V", ("float32",)),
         "num_logprobs": Scalar(int, minimum=0, axis="n"),
