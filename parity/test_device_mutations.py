@@ -1,0 +1,70 @@
+"""Small wrongs planted in the kernels' sources: the device cases, emulated, must turn red for each."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import test_device_calls
+from .compare import ParityError
+from .device_cases import cases, device_ops
+from .device_run import Emulated, check_case
+from .emulation import EmulatedRuntime, compiler
+
+WRONGS = {
+    "norm": {
+        "drop a level of the lanes' tree": ("    total += other_lane(total, half >> 1);\n", ""),
+        "drop a level of the warp's tree": ("p[0] += p[2];", ""),
+        "255 partials": ("at < width; at += 256) partial += term(at)", "at < width; at += 255) partial += term(at)"),
+        "sum for mean": ("count > 0.0f ? total / count : total", "total"),
+        "normalise the unrounded sum": ("if (!(flags & NATIVE)) widen(v, raw.residual, residual_kind);", ""),
+        "Gemma's weight without one": ("scaled * (w[j] + 1.0f)", "scaled * w[j]"),
+        "forget the first of the native roundings": ("through(scaled, weight_kind) * w[j]", "scaled * w[j]"),
+        "keep the mean": ("v[j] = (v[j] - mean) * inverse;", "v[j] = v[j] * inverse;"),
+        "do not wait for the row": ("    copies_arrive();\n", ""),
+        "SiLU for the sigmoid": ("if (sigmoid) gate_products<false>", "if (sigmoid) gate_products<true>"),
+    },
+    "activation": {
+        "fast functions beyond their range": ("&& largest < FAST_LIMIT", ""),
+        "always round the act": ("variant ? kind : F32", "kind"),
+        "clamp the gate on both sides": ("vt_minimum(g[j], limit)", "vt_minimum(vt_maximum(g[j], -limit), limit)"),
+        "tanh's cube without its factor": ("((0.044715f * g[j]) * g[j])", "(g[j] * g[j])"),
+        "multiply by the cap's inverse": ("y / cap", "y * (1.0f / cap)"),
+        "keep NaN in relu": ("y > 0.0f ? y : 0.0f", "y < 0.0f ? 0.0f : y"),
+        "leave out the last group": ("column < width}", "column < width - 1}"),
+    },
+    "elementwise": {
+        "a bias of every row": ("at.row * b_stride", "at.row * width"),
+        "the hardware's NaN": ("if (x != x) return (unsigned)vt_bits(x) >> 16 | 0x40u;", ""),
+        "add the scale": ("v[j] *= scale", "v[j] += scale"),
+        "the first column's factor": ("load(w, col, at.column, F32)", "load(w, col, 0, F32)"),
+    },
+    "splits": {
+        "contiguous rows": ("[row * stride + at]", "[row * periods * width + at]"),
+        "the middle part backwards": ("[group * w1 + within - w0]", "[group * w1 + w1 - 1 - (within - w0)]"),
+        "heads before tokens": ("row * periods + period;", "period * rows + row;"),
+    },
+    "gates": {
+        "a growing decay": ("-vt_exp(A_log[head])", "vt_exp(A_log[head])"),
+        "no bias": ("y[0] + dt_bias[head]", "y[0]"),
+        "swap q and k": ("head < keys ? q : k", "head < keys ? k : q"),
+        "never round the gate": ("through(vt_sigmoid(one[0]), (int)act_kind)", "vt_sigmoid(one[0])"),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.mutation
+@pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
+@pytest.mark.parametrize("family, name", [(family, name) for family, wrongs in WRONGS.items() for name in wrongs])
+def test_a_wrong_kernel_is_noticed(family, name):
+    device = Emulated(EmulatedRuntime({family: WRONGS[family][name]}))
+    for case in cases(device_ops()):
+        if case.family == family:
+            try:
+                check_case(device, case)
+            except ParityError:
+                return
+    try:
+        test_device_calls.test_strided_and_misaligned_rows(device, shift=0, gap=8)
+    except ParityError:
+        return
+    pytest.fail(f"{family}: {name!r} survives")
