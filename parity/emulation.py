@@ -25,9 +25,18 @@ FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-w")
 _KERNEL = re.compile(r"__attribute__\(\(noinline\)\)\s+void\s+(\w+)\s*\(")
 
 
+@cache
 def compiler() -> str | None:
-    """A C++ compiler of this machine, or None."""
-    return shutil.which("g++") or shutil.which("clang++")
+    """A C++ compiler of this machine that knows half precision, or None."""
+    for name in ("g++", "clang++"):
+        if shutil.which(name):
+            probe = [name, "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
+            if (
+                subprocess.run(probe, input=b"_Float16 half;\n#include <ucontext.h>\n", capture_output=True).returncode
+                == 0
+            ):
+                return name
+    return None
 
 
 @cache

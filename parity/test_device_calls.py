@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -173,3 +176,19 @@ def test_a_captured_graph_computes_again_on_new_inputs(device):
             stream.synchronize()
             want = oracle.silu_and_mul.mirror(oracle.rms_norm.mirror(host, device.fetch(weight)))
             assert_bytes(device.fetch(out), want)
+
+
+def test_the_first_array_on_a_gpu_brings_the_tier_in():
+    """`vtlab.ops` knows no device tier until a CuPy array comes; without CuPy the kernel says what is missing."""
+    code = """import sys; sys.modules["cupy"] = None
+import numpy
+from vtlab import ops
+class Elsewhere(numpy.ndarray): pass
+Elsewhere.__module__ = "cupy._core"
+ops.relu(numpy.ones(4, "f4"))
+print("vtlab.device" in sys.modules)
+try: ops.relu(numpy.ones(4, "f4").view(Elsewhere))
+except RuntimeError as error: print(type(error).__name__, error)"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, error = run.stdout.splitlines()
+    assert before == "False" and error.startswith("DeviceError CuPy is not installed")
