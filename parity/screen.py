@@ -32,12 +32,12 @@ def styled(state: str) -> Text:
 
 
 def _table(title: str, *headings: tuple[str, str]) -> Table:
-    """An airy table; a heading comes with its alignment, "left" or "right"; nothing wraps but the last column."""
+    """An airy table; a heading comes with its alignment, "left" or "right"; only prose wraps."""
     table = Table(
         title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD, pad_edge=False
     )
-    for number, (heading, justify) in enumerate(headings, 1):
-        table.add_column(heading, justify=justify, no_wrap=number < len(headings), overflow="fold")
+    for heading, justify in headings:
+        table.add_column(heading, justify=justify, no_wrap=heading not in ("what it is", "is"), overflow="fold")
     return table
 
 
@@ -50,7 +50,7 @@ def matrix_table(states, width: int) -> Table:
         promised = len(state.row.promised)
         ops = f"{len(state.ops)}/{promised}" if promised else str(len(state.ops) or "")
         goldens = " ".join(f"{count} {build}" for build, count in sorted(state.goldens.items()))
-        device = _device(state.device)
+        device = _device(state.device, width)
         cells = [
             state.row.id.removeprefix("KERNEL-"), ops, styled(state.oracle), str(state.checks or ""),
             goldens or styled("absent"), device or styled("absent"), str(state.mutations or ""), state.row.title,
@@ -59,8 +59,10 @@ def matrix_table(states, width: int) -> Table:
     return table
 
 
-def _device(states: dict[str, str]) -> str:
-    """GPUs by name; the architectures of one state as a number."""
+def _device(states: dict[str, str], width: int) -> str | Text:
+    """GPUs by name, the architectures of one state as a number; only the best state where the terminal is narrow."""
+    if width < 120:
+        return styled(min(states.values(), key=["verified", "built", "partial"].index)) if states else ""
     archs = [what for name, what in states.items() if name.startswith("sm_")]
     texts = [f"{name.removeprefix('NVIDIA ')} {what}" for name, what in states.items() if not name.startswith("sm_")]
     return ", ".join([*texts, *(f"{archs.count(what)} archs {what}" for what in dict.fromkeys(archs))])
