@@ -40,6 +40,7 @@ docs: $(VENV)/.installed       ## generate the pages and build the site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 notebooks: $(VENV)/.installed  ## run the notebooks
+	mkdir -p build/notebooks
 	for n in docs/notebooks/*.py; do $(BIN)/jupytext --quiet --to ipynb --output build/notebooks/$$(basename $$n .py).ipynb $$n; done
 	cd build/notebooks && ../../$(BIN)/pytest --nbmake .
 
