@@ -81,9 +81,10 @@ def _nvrtc(path: Path, target: str) -> tuple[bytes, str]:
         return int(error), (values[0] if values else None)
 
     def text(size, read, program) -> bytes:
-        buffer = b" " * call(size, program)[1]
+        length = call(size, program)[1]
+        buffer = b" " * (length + 1)  # never one byte alone: Python shares those, and NVRTC writes into this one
         call(read, program, buffer)
-        return buffer
+        return buffer[:length]
 
     _, program = call(nvrtc.nvrtcCreateProgram, path.read_bytes(), path.name.encode(), 0, [], [])
     flags = [*FLAGS, f"-arch={target}", f"-I{FOLDER}", "-default-device", "--ptxas-options=-v", "-diag-suppress=177"]

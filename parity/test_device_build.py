@@ -201,3 +201,10 @@ def test_records_are_about_the_present_sources():
 
 def test_an_h200_has_verified_every_op_with_a_kernel():
     assert all(verified(op, gpu_records()["NVIDIA H200"]) for op in device_ops())
+
+
+@needs_compiler
+def test_compiling_writes_into_no_object_that_python_shares():
+    """NVRTC fills the buffer it is given; an empty log is one byte long, and Python keeps one object for each byte."""
+    compiler.compile_family("splits", PTX)
+    assert [bytes([value])[0] for value in range(256)] == list(range(256))
