@@ -1,4 +1,4 @@
-"""Ops whose rows stand alone, evaluated a few rows at a time: pieces stay in cache, and every core gets some.
+"""Ops whose rows stand alone, evaluated some rows at a time: temporaries stay small, and every core gets a piece.
 
 Because a row's result depends on that row only, the pieces' bytes are those of the whole.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from .contract import Contract, Tensor
 from .numerics import parallel
 
-_ELEMENTS = 1 << 17
-"""Elements of the largest argument in one piece: with a body's temporaries they fit a second-level cache."""
+_ELEMENTS = 1 << 19
+"""Elements of the largest argument in one piece: in smaller ones the interpreter's lock and fresh pages cost more."""
 
 
 def evaluate(contract: Contract, body: Callable, nx, arguments: Mapping[str, object]):
