@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .dtypes import FLOATS, dtype, name_of
+from .dtypes import FLOATS, dtype
 from .errors import ContractError
 
 
@@ -219,6 +219,5 @@ __all__ = [
     "Value",
     "describe",
     "example",
-    "name_of",
     "refuse",
 ]  # fmt: skip

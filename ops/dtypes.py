@@ -21,8 +21,3 @@ ANY = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8",
 def dtype(name: object) -> np.dtype:
     """The NumPy dtype of a name such as "bfloat16" (dtypes pass through); KeyError for a name nobody knows."""
     return np.dtype(_NAMES[name]) if isinstance(name, str) else np.dtype(name)
-
-
-def name_of(value: object) -> str:
-    """The name of a dtype, e.g. "bfloat16"."""
-    return np.dtype(value).name

@@ -30,11 +30,16 @@ def arguments_of(found: Op, number: int) -> dict[str, object]:
     return example(found.contract, found.contract.examples[number], np.random.Generator(np.random.PCG64(seed)))
 
 
-def evaluate(found: Op, nx, arguments: dict[str, object]) -> tuple:
-    """Results of one evaluation, with the tensors that it updated in place appended."""
-    fresh = {
+def _copied(arguments: dict[str, object]) -> dict[str, object]:
+    """The arguments with arrays of their own, strides kept."""
+    return {
         name: value.copy(order="K") if isinstance(value, np.ndarray) else value for name, value in arguments.items()
     }
+
+
+def evaluate(found: Op, nx, arguments: dict[str, object]) -> tuple:
+    """Results of one evaluation, with the tensors that it updated in place appended."""
+    fresh = _copied(arguments)
     results = found.evaluate(nx, **fresh)
     results = () if results is None else results if isinstance(results, tuple) else (results,)
     for name, value in arguments.items():
@@ -156,9 +161,7 @@ def out_is_filled(found: Op, number: int) -> None:
         inner = raw[_SENTINELS * item : raw.size - _SENTINELS * item]
         inner[...] = 0xFF
         outs.append(inner.view(result.dtype).reshape(result.shape))
-    fresh = {
-        name: value.copy(order="K") if isinstance(value, np.ndarray) else value for name, value in arguments.items()
-    }
+    fresh = _copied(arguments)
     with ops.using("oracle"):
         getattr(ops, contract.name)(**fresh, out=outs[0] if len(outs) == 1 else tuple(outs))
     for result, raw, filled in zip(truth, padded, outs):
