@@ -125,7 +125,11 @@ EDGES: dict[str, list[dict]] = {
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
-MOVES = ("relu", "cast_bf16", "cast_f32", "qkv_split", "gdn_conv_split", "attn_gate_split")
+MOVES = (
+    "relu", "cast_bf16", "cast_f32", "qkv_split", "gdn_conv_split", "attn_gate_split", "reshape_and_cache",
+    "reshape_and_cache_xpacked", "copy_blocks", "swap_blocks", "swap_blocks_batch", "cp_gather_cache",
+    "concat_and_cache_mla", "gather_mla_cache",
+)  # fmt: skip
 """Ops whose NaN payloads and signs are part of the contract, because they move bits; elsewhere a NaN is a NaN."""
 
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e38, -3e38, 1e-30, 65504.0, -87.5, 104.0])
@@ -211,4 +215,4 @@ def _carries_rows(spec: Tensor, value: np.ndarray, arguments: dict, first: str) 
     token = spec.shape.split()[0]
     if token == "*":
         return value.ndim == arguments[first].ndim or (first == "sd" and value.ndim == 1)
-    return token in ("...", "T", "M")
+    return token in ("...", "T", "M") or (token == "S" and "slot_mapping" in arguments)

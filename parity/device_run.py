@@ -74,13 +74,32 @@ class Cuda:
 
 
 def tupled(results) -> tuple:
-    return results if isinstance(results, tuple) else (results,)
+    return () if results is None else results if isinstance(results, tuple) else (results,)
 
 
-def mirror_of(op: str, arguments: dict) -> tuple:
-    """The mirror's results on fresh copies of the arguments."""
+def mirror_of(op: str, arguments: dict) -> tuple[tuple, dict[str, np.ndarray]]:
+    """The mirror's results on fresh copies of the arguments, and what it left in those that the op updates."""
+    found = lookup(op)
     fresh = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
-    return tupled(lookup(op).evaluate(MIRROR, **fresh))
+    results = tupled(found.evaluate(MIRROR, **fresh))
+    return results, {name: fresh[name] for name in found.contract.mutates if fresh.get(name) is not None}
+
+
+class Framed:
+    """An array on the device between sentinels: `inner` is what a call gets."""
+
+    def __init__(self, device, shape: tuple[int, ...], dtype):
+        self._device, self._size = device, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        self.raw = device.raw(_SENTINELS + self._size + _SENTINELS)
+        self.raw[...] = 0xA5
+        held = self.raw[_SENTINELS : _SENTINELS + self._size]
+        held[...] = 0xFF
+        self.inner = held.view(dtype).reshape(shape)
+
+    def check_frame(self, what: str) -> None:
+        bytes_ = self._device.fetch(self.raw)
+        if np.any(bytes_[:_SENTINELS] != 0xA5) or np.any(bytes_[_SENTINELS + self._size :] != 0xA5):
+            raise ParityError(f"{what}: wrote outside of it")
 
 
 def assert_equal(op: str, got: np.ndarray, want: np.ndarray, what: str) -> None:
@@ -92,40 +111,52 @@ def assert_equal(op: str, got: np.ndarray, want: np.ndarray, what: str) -> None:
 
 
 def check_case(device, case: DeviceCase) -> None:
-    """The call gives the mirror's bytes: with fresh results, into poisoned `out`, and with fewer rows beside it."""
+    """The call gives the mirror's bytes: with fresh results, into poisoned `out`, and with fewer rows beside it.
+
+    What the op updates in place must end as the mirror leaves it, each byte it does not touch included, whether it
+    held the case's values before or poison; nothing beside it is written.
+    """
     op, host = case.op, case.arguments()
-    want = mirror_of(op, host)
-    sent = {name: device.send(value) for name, value in host.items()}
-    first = tupled(device.call(op, dict(sent)))
-    for index, (got, expected) in enumerate(zip(first, want, strict=True)):
-        assert_equal(op, device.fetch(got), expected, f"{case}, result {index}")
-    _check_out(device, case, sent, want)
-    for name, value in host.items():
-        if isinstance(value, np.ndarray):
-            assert_bytes(device.fetch(sent[name]), value, f"{case}: argument {name} was changed")
+    want, updated = mirror_of(op, host)
+    _check_call(device, case, host, want, updated, str(case))
+    if want:
+        _check_call(device, case, host, want, updated, f"{case} into out", into=True)
+    if poisoned := _poisoned(case, host):
+        _check_call(device, case, host | poisoned, *mirror_of(op, host | poisoned), f"{case} on poison")
     if (fewer := halves(lookup(op), host)) is not None:
         part, rows = fewer
-        results = tupled(device.call(op, {name: device.send(value) for name, value in part.items()}))
-        for index, (got, expected) in enumerate(zip(results, want, strict=True)):
-            assert_equal(op, device.fetch(got), expected[:rows], f"{case} in a batch of {rows}, result {index}")
+        left = mirror_of(op, part)[1] if updated else {}
+        _check_call(device, case, part, tuple(a[:rows] for a in want), left, f"{case} in a batch of {rows}")
 
 
-def _check_out(device, case: DeviceCase, sent: dict, want: tuple) -> None:
-    """Fill poisoned arrays between sentinels: nothing is left out, nothing is written beside them."""
-    whole, targets = [], []
-    for expected in want:
-        size = expected.nbytes
-        raw = device.raw(_SENTINELS + size + _SENTINELS)
-        raw[...] = 0xA5
-        raw[_SENTINELS : _SENTINELS + size] = 0xFF
-        whole.append(raw)
-        targets.append(raw[_SENTINELS : _SENTINELS + size].view(expected.dtype).reshape(expected.shape))
-    device.call(case.op, dict(sent) | {"out": targets[0] if len(targets) == 1 else tuple(targets)})
-    for index, (raw, target, expected) in enumerate(zip(whole, targets, want)):
-        assert_equal(case.op, device.fetch(target), expected, f"{case} into out, result {index}")
-        around = np.concatenate([device.fetch(raw)[:_SENTINELS], device.fetch(raw)[_SENTINELS + expected.nbytes :]])
-        if np.any(around != 0xA5):
-            raise ParityError(f"{case}: wrote outside of out, result {index}")
+def _check_call(device, case: DeviceCase, host: dict, want: tuple, updated: dict, what: str, into=False) -> None:
+    """One call gives `want` and leaves `updated`, and changes no other argument; `into`: poisoned `out` is given."""
+    op = case.op
+    sent = {name: device.send(value) for name, value in host.items() if name not in updated}
+    frames = {name: Framed(device, value.shape, value.dtype) for name, value in updated.items()}
+    for name, frame in frames.items():
+        frame.inner[...] = device.send(host[name])
+    outs = [Framed(device, expected.shape, expected.dtype) for expected in want] if into else []
+    arguments = sent | {name: frame.inner for name, frame in frames.items()}
+    if outs:
+        arguments["out"] = outs[0].inner if len(outs) == 1 else tuple(frame.inner for frame in outs)
+    results = tupled(device.call(op, arguments))
+    for index, (got, expected) in enumerate(zip([frame.inner for frame in outs] or results, want, strict=True)):
+        assert_equal(op, device.fetch(got), expected, f"{what}, result {index}")
+    for name, frame in frames.items():
+        assert_equal(op, device.fetch(frame.inner), updated[name], f"{what}, updated {name}")
+    for name, frame in [*enumerate(outs), *frames.items()]:
+        frame.check_frame(f"{what}, {name}")
+    for name, value in sent.items():
+        if isinstance(host[name], np.ndarray):
+            assert_bytes(device.fetch(value), host[name], f"{what}: argument {name} was changed")
+
+
+def _poisoned(case: DeviceCase, host: dict) -> dict[str, np.ndarray]:
+    """What the op updates, with NaN in every float."""
+    updated = {name: host[name] for name in lookup(case.op).contract.mutates}
+    floats = {name: a for name, a in updated.items() if isinstance(a, np.ndarray) and a.dtype.kind not in "iub"}
+    return {name: np.full(a.nbytes, 0xFF, np.uint8).view(a.dtype).reshape(a.shape) for name, a in floats.items()}
 
 
 def small(case: DeviceCase) -> bool:
