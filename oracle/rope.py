@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from vtlab.ops import rotary
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, Value, refuse
 from vtlab.ops.dtypes import IDS
 from vtlab.ops.dtypes import dtype as storage
 from vtlab.ops.numerics import round_to
+from vtlab.ops.numerics.angles import cos_sin
 from vtlab.ops.table import op
 
 from . import rope_frequencies
@@ -60,7 +62,7 @@ def _llama3_is_complete(arguments, axes):
         try:
             if not isinstance(arguments["llama3"], Mapping):
                 raise refuse("", type(arguments["llama3"]).__name__, "a mapping")
-            rope_frequencies.llama3(np.ones(1), arguments["llama3"])
+            rotary.llama3(np.ones(1), arguments["llama3"])
         except ValueError as error:
             raise refuse("llama3", error.got, error.want) from None
 
@@ -73,10 +75,10 @@ def _parameters_make_a_table(arguments, axes):
 
 
 def _token_cos_sin(positions, base, rotary_dim, llama3):
-    inv = rope_frequencies.plain(base, rotary_dim, np.float64)
-    inv = inv if llama3 is None else rope_frequencies.llama3(inv, llama3)
-    angle = positions.astype(np.float64)[:, None] * inv
-    return round_to(np.cos(angle), np.float32), round_to(np.sin(angle), np.float32)
+    inv = rotary.token_frequencies(base, rotary_dim, llama3)
+    with np.errstate(all="ignore"):
+        angle = positions.astype(np.float64)[:, None] * inv
+    return tuple(round_to(turned, np.float32) for turned in cos_sin(angle))
 
 
 @op(

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vtlab.ops import rotary
 from vtlab.ops.contract import refuse
 from vtlab.ops.numerics import round_to
+from vtlab.ops.rotary import number
 
 from .rope_rotation import is_section
 
@@ -33,19 +35,6 @@ class Table:
     mscale: float = 1.0
 
 
-def number(parameters: Mapping, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-    """parameters[key], or the default, as a finite float > `above`; refuses any other value, and none at all."""
-    value = parameters.get(key)
-    value = default if value is None else value
-    if value is None:
-        raise refuse("rope_parameters", f"no {key}", f"a number for {key}")
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise refuse("rope_parameters", f"{key} = {value!r}", f"a number for {key}")
-    if not (math.isfinite(value) and value > above):
-        raise refuse("rope_parameters", f"{key} = {value}", f"{key} > {above:g}")
-    return float(value)
-
-
 def rotary_width(parameters: Mapping, head_size: int) -> int:
     """The rotated lanes: `rope_dim`, else int(head_size * partial_rotary_factor); refuses odd and impossible widths."""
     share = number(parameters, "partial_rotary_factor", 1.0)
@@ -57,34 +46,11 @@ def rotary_width(parameters: Mapping, head_size: int) -> int:
     return width
 
 
-def powers(base: float, count: int, denominator: int, real: type) -> np.ndarray:
-    """base^(2i/denominator) for i < count: the inverse frequencies' reciprocals."""
-    exponents = np.arange(0, 2 * count, 2, dtype=real) / real(denominator)
-    return np.power(np.float64(real(base)), exponents.astype(np.float64)).astype(real)
-
-
-def plain(base: float, width: int, real: type) -> np.ndarray:
-    """inv_i = base^(-2i/width)."""
-    return 1.0 / powers(base, width // 2, width, real)
-
-
 def proportional(base: float, width: int, head_size: int, real: type) -> np.ndarray:
     """Gemma 4: exponents over head_size; pairs beyond width/2 get frequency 0, the identity."""
     inv = np.zeros(head_size // 2, dtype=real)
-    inv[: width // 2] = 1.0 / powers(base, width // 2, head_size, real)
+    inv[: width // 2] = 1.0 / rotary.powers(base, width // 2, head_size, real)
     return inv
-
-
-def llama3(inv: np.ndarray, parameters: Mapping) -> np.ndarray:
-    """Keeps wavelengths under L/high, divides those over L/low by the factor, blends linearly in between."""
-    factor = number(parameters, "factor")
-    low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
-    length = number(parameters, "original_max_position_embeddings")
-    with np.errstate(divide="ignore"):
-        wavelength = 2 * math.pi / inv
-    blend = (length / wavelength - low) / (high - low) if low != high else np.zeros_like(inv)
-    between = (1 - blend) * inv / factor + blend * inv
-    return np.where(wavelength < length / high, inv, np.where(wavelength > length / low, inv / factor, between))
 
 
 def yarn(parameters: Mapping, width: int, length: float, truncate: bool, real: type) -> np.ndarray:
@@ -100,7 +66,7 @@ def yarn(parameters: Mapping, width: int, length: float, truncate: bool, real: t
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
     high = high + 0.001 if low == high else high
-    power = powers(base, width // 2, width, real)
+    power = rotary.powers(base, width // 2, width, real)
     ramp = np.clip((np.arange(width // 2, dtype=real) - low) / (high - low), 0, 1)
     kept = (1 - ramp) * number(parameters, "extrapolation_factor", 1.0, above=-math.inf)
     return 1.0 / (factor * power) * (1 - kept) + 1.0 / power * kept
@@ -110,11 +76,11 @@ def ntk(parameters: Mapping, width: int, real: type) -> np.ndarray:
     """NTK by a fixed factor s: base * s, divided by s^(2/r); or with `mixed_b`, inv_i / exp(a * (i+1)^b)."""
     base, factor = number(parameters, "rope_theta", 10000.0), number(parameters, "factor")
     if parameters.get("mixed_b") is None:
-        return plain(base * factor, width, real) / factor ** (2 / width)
+        return rotary.plain(base * factor, width, real) / factor ** (2 / width)
     mixed = number(parameters, "mixed_b", above=-math.inf)
     slope = real(np.log(np.float64(real(factor)))) / real((width / 2) ** mixed)
     power = np.power(np.arange(1, width // 2 + 1, dtype=np.float64), mixed).astype(real)
-    return plain(base, width, real) / np.exp((slope * power).astype(np.float64)).astype(real)
+    return rotary.plain(base, width, real) / np.exp((slope * power).astype(np.float64)).astype(real)
 
 
 def longrope(parameters: Mapping, key: str, width: int, real: type) -> np.ndarray:
@@ -124,7 +90,7 @@ def longrope(parameters: Mapping, key: str, width: int, real: type) -> np.ndarra
         got = f"{len(factors)} entries" if isinstance(factors, (list, tuple)) else repr(factors)
         raise refuse("rope_parameters", f"{key}: {got}", f"a list of {width // 2} numbers")
     divisors = np.array([number({key: value}, key) for value in factors], dtype=real)
-    return 1.0 / (divisors * powers(number(parameters, "rope_theta", 10000.0), width // 2, width, real))
+    return 1.0 / (divisors * rotary.powers(number(parameters, "rope_theta", 10000.0), width // 2, width, real))
 
 
 def magnitude(scale: float, weight: float = 1.0) -> float:
@@ -141,19 +107,19 @@ def tables(parameters: Mapping, head_size: int, max_position: int, real: type) -
     width, base = rotary_width(parameters, head_size), number(parameters, "rope_theta", 10000.0)
     longer = 4 if _has_sections(parameters, width) else 1
     if kind in ("default", "mrope"):
-        return [Table(plain(base, width, real), longer * max_position)]
+        return [Table(rotary.plain(base, width, real), longer * max_position)]
     if kind == "proportional":
         return [Table(proportional(base, width, head_size, real), max_position)]
     if kind == "ntk":
         return [Table(ntk(parameters, width, real), max_position)]
     if kind == "llama3":
-        return [Table(llama3(plain(base, width, real), parameters), max_position)]
+        return [Table(rotary.llama3(rotary.plain(base, width, real), parameters), max_position)]
     if kind == "linear":
         given = parameters.get("factor")
         factors = [number({"factor": f}, "factor") for f in (given if isinstance(given, (list, tuple)) else [given])]
-        return [Table(plain(base, width, real), math.ceil(max_position * f), divisor=f) for f in factors]
+        return [Table(rotary.plain(base, width, real), math.ceil(max_position * f), divisor=f) for f in factors]
     if kind == "dynamic":
-        return [Table(plain(_dynamic_base(parameters, base, width, max_position), width, real), max_position)]
+        return [Table(rotary.plain(_dynamic_base(parameters, base, width, max_position), width, real), max_position)]
     length = number(parameters, "original_max_position_embeddings", above=1.0)
     if kind in ("longrope", "su"):
         return _long_and_short(parameters, width, int(length), max_position, real)

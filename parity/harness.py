@@ -87,7 +87,8 @@ def checks(*ops: str, cases: Sequence | None = None) -> Callable[[Callable], Cal
 def mutations(op: str, wrongs: Mapping[str, tuple[str, ...]]) -> None:
     """Register mutations of an op: name -> (old text, new text[, function that holds it]).
 
-    The function is one of the op's module, or "module.function" for a helper module beside it.
+    The function is one of the op's module, "module.function" for a helper module beside it, or any other by its full
+    name.
     """
     for name, wrong in wrongs.items():
         MUTATIONS.setdefault(op, {})[name] = Mutation(op, name, *wrong)
@@ -108,7 +109,7 @@ def planted(mutation: Mutation) -> Iterator[None]:
     module = sys.modules[found.body.__module__]
     home, _, name = (mutation.function or found.body.__name__).rpartition(".")
     if home:
-        module = importlib.import_module(f"{module.__package__}.{home}")
+        module = importlib.import_module(home if home.startswith("vtlab.") else f"{module.__package__}.{home}")
     mutant = _compile(module, name, mutation)
     if mutation.function is None:
         with found.replaced(mutant):

@@ -302,15 +302,15 @@ def test_bad_token_rows_are_refused(argument, wrong):
 
 
 mutations("rope_build_cache", {
-    "exponents over the half": ("/ real(denominator)", "/ real(denominator / 2)", "rope_frequencies.powers"),
+    "exponents over the half": ("/ real(denominator)", "/ real(denominator / 2)", "vtlab.ops.rotary.powers"),
     "a sine less": ("(half, np.sin)", "(half, np.cos)", "rope_frequencies.fill"),
     "mscale forgotten": ("* real(part.mscale)", "", "rope_frequencies.fill"),
     "positions not divided": ("/ real(part.divisor)", "", "rope_frequencies.fill"),
     "chunks restart at 0": ("np.arange(row, stop)", "np.arange(stop - row)", "rope_frequencies.fill"),
     "cosine of the float32 angle in float32": (".astype(np.float64)\n", "\n", "rope_frequencies.fill"),
-    "bands swapped": ("wavelength < length / high", "wavelength < length / low", "rope_frequencies.llama3"),
+    "bands swapped": ("wavelength < length / high", "wavelength < length / low", "vtlab.ops.rotary.llama3"),
     "blend reversed": ("(1 - blend) * inv / factor + blend * inv", "blend * inv / factor + (1 - blend) * inv",
-                       "rope_frequencies.llama3"),
+                       "vtlab.ops.rotary.llama3"),
     "ramp not clipped": ("(high - low), 0, 1)", "(high - low), -9, 9)", "rope_frequencies.yarn"),
     "ramp over all lanes": ("np.arange(width // 2, dtype=real)", "2 * np.arange(width // 2, dtype=real)",
                             "rope_frequencies.yarn"),
@@ -335,7 +335,9 @@ mutations("rope_build_cache", {
 mutations("rope_cos_sin_cache", {
     "angles in float32": ("positions.astype(np.float64)[:, None] * inv",
                           "(positions[:, None] * inv).astype(np.float32)", "_token_cos_sin"),
-    "frequencies in float32": ("rotary_dim, np.float64)", "rotary_dim, np.float32)", "_token_cos_sin"),
-    "llama3 ignored": ("inv if llama3 is None else", "inv if True else", "_token_cos_sin"),
+    "frequencies in float32": ("rotary_dim, np.float64)", "rotary_dim, np.float32)",
+                               "vtlab.ops.rotary.token_frequencies"),
+    "llama3 ignored": ("inv if llama3_parameters is None else", "inv if True else",
+                       "vtlab.ops.rotary.token_frequencies"),
     "sines first": ("base, rotary_dim, llama3), axis", "base, rotary_dim, llama3)[::-1], axis"),
 })  # fmt: skip
