@@ -58,7 +58,7 @@ VT_FN Reduced reduce_angle(double a) {
 VT_FN void cos_sin(double x, double& cos, double& sin) {
     double a = x < 0.0 ? -x : x;
     Reduced at = {a, 0.0, 0};
-    if (bits_f64(a) >> 52 >= 2047) {
+    if ((bits_f64(a) << 1) >> 53 >= 2047) {
         cos = sin = x - x;
         return;
     }
