@@ -21,7 +21,8 @@ class Tensor:
 
     layout: "contiguous" (C order), "rows" (unit inner stride, every other stride free and ascending),
     "strided" (unit inner stride only), "any". `values` makes example data: "normal" (unit variance),
-    "positive", "zeros", or a function (rng, axes) -> float64 or integer array.
+    "positive", "zeros", or a function (rng, axes) -> float64 or integer array. `holds` is the storage dtype whose
+    codes the bytes of a uint8 tensor are, for formats that array libraries of GPUs lack.
     """
 
     shape: str
@@ -30,6 +31,7 @@ class Tensor:
     optional: bool = False
     layout: str = "contiguous"
     values: str | Callable = "normal"
+    holds: str | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ def describe(spec: object) -> str:
     """One argument or result in words, e.g. ``[T, H] float32|bfloat16, contiguous``."""
     if isinstance(spec, Tensor):
         kinds = f"dtype of {spec.like}" if spec.like else "|".join(spec.dtypes)
+        kinds += f" (codes of {spec.holds})" if spec.holds else ""
         text = f"[{', '.join(spec.shape.split())}] {kinds}, {spec.layout}"
     elif isinstance(spec, Scalar):
         limits = [f"> {spec.above}"] * (spec.above is not None) + [f">= {spec.minimum}"] * (spec.minimum is not None)

@@ -34,7 +34,13 @@ _PROMISED = {
         "EW-NORM-ACT": """rms_norm layer_norm rms_norm_gated l2norm silu_and_mul moe_silu_mul silu_and_mul_clamp
             gelu_and_mul relu add mul_scalar soft_cap embedding cast_bf16 cast_f32 mul_col_vec_f32 attn_gate_split
             sigmoid_gate_bf16 qkv_split gdn_conv_split gdn_g_beta gdn_post_conv shared_expert_gate""",
+        "EW-NORM-QUANT": """rms_norm_quant_fp8 rms_norm_gated_quant_fp8 rms_norm_dynamic_per_token_quant
+            rms_norm_per_block_quant silu_and_mul_quant silu_and_mul_per_block_quant silu_mul_fp4_quant
+            silu_and_mul_fp4_quant sigmoid_gate_fp4_quant""",
         "GEMM-BF16": "matmul matmul_bt batched_matmul",
+        "GEMM-FP8": """quant_fp8_static dynamic_scaled_fp8_quant dynamic_per_token_scaled_fp8_quant
+            per_token_group_quant_fp8 scaled_fp8_quant_static_group static_scaled_int8_quant dynamic_scaled_int8_quant
+            cutlass_scaled_mm scaled_mm_block""",
         "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
             cp_gather_cache concat_and_cache_mla gather_mla_cache""",
         "ROPE-QKNORM": """rope_neox rope_cos_sin_cache rope_from_cache rope_build_cache attn_qk_norm_rope_gate
@@ -73,7 +79,7 @@ ROWS: dict[str, Row] = _rows(
     ("GEMM-BF16", "matmul", "dense GEMM: bf16, f16, f32, batched, merged"),
     ("GEMM-CPU-ELEM", "matmul", "element-exact CPU GEMM"),
     ("GEMM-DEEPGEMM", "fp8", "block-scaled fp8 GEMM"),
-    ("GEMM-FP8", "fp8", "fp8 quantisation and scaled GEMM"),
+    ("GEMM-FP8", "quant_fp8 fp8", "fp8 quantisation and scaled GEMM"),
     ("GEMM-INT-LOWBIT", "wna16", "GPTQ, AWQ, int8 and int4 GEMM"),
     ("GEMM-MARLIN-W4A16", "wna16", "Marlin 4-bit weight GEMM"),
     ("GEMM-NVFP4-W4A4", "fp4", "NVFP4 quantisation and GEMM"),

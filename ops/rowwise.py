@@ -37,7 +37,7 @@ def evaluate(contract: Contract, body: Callable, nx, arguments: Mapping[str, obj
     for spec, result in zip(specs, first if several else (first,)):
         axis = _axis(spec.shape, contract.rows, result.ndim)
         shape = (*result.shape[:axis], count, *result.shape[axis + 1 :])
-        targets.append((axis, np.empty(shape, result.dtype)))
+        targets.append((axis, np.empty_like(result, shape=shape)))
 
     def fill(start: int, results) -> None:
         for (axis, target), result in zip(targets, results if several else (results,)):

@@ -20,6 +20,20 @@ from .kv_latent import concat_and_cache_mla, gather_mla_cache
 from .logits import apply_min_p, apply_penalties, apply_temperature, apply_top_k_top_p
 from .matmul import batched_matmul, matmul, matmul_bt
 from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
+from .norm_quant import (
+    rms_norm_dynamic_per_token_quant,
+    rms_norm_gated_quant_fp8,
+    rms_norm_per_block_quant,
+    rms_norm_quant_fp8,
+    silu_and_mul_per_block_quant,
+    silu_and_mul_quant,
+)
+from .quant_fp8 import (
+    dynamic_per_token_scaled_fp8_quant,
+    dynamic_scaled_fp8_quant,
+    per_token_group_quant_fp8,
+    quant_fp8_static,
+)
 from .rope import rope_build_cache, rope_cos_sin_cache, rope_from_cache, rope_neox
 from .rope_fused import attn_qk_norm_rope_gate, fused_qk_norm_rope, rope_and_cache
 from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_argmax
@@ -54,6 +68,8 @@ __all__ = [
     "concat_and_cache_mla",
     "copy_blocks",
     "cp_gather_cache",
+    "dynamic_per_token_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
     "embedding",
     "fused_qk_norm_rope",
     "gather_logprobs",
@@ -73,13 +89,19 @@ __all__ = [
     "mul_col_vec_f32",
     "mul_scalar",
     "paged_attention",
+    "per_token_group_quant_fp8",
     "qkv_split",
+    "quant_fp8_static",
     "random_sample",
     "relu",
     "reshape_and_cache",
     "reshape_and_cache_xpacked",
     "rms_norm",
+    "rms_norm_dynamic_per_token_quant",
     "rms_norm_gated",
+    "rms_norm_gated_quant_fp8",
+    "rms_norm_per_block_quant",
+    "rms_norm_quant_fp8",
     "rope_and_cache",
     "rope_build_cache",
     "rope_cos_sin_cache",
@@ -89,6 +111,8 @@ __all__ = [
     "sigmoid_gate_bf16",
     "silu_and_mul",
     "silu_and_mul_clamp",
+    "silu_and_mul_per_block_quant",
+    "silu_and_mul_quant",
     "soft_cap",
     "swap_blocks",
     "swap_blocks_batch",
