@@ -7,13 +7,18 @@ that is there or compiles its own.
 from __future__ import annotations
 
 import contextlib
+from functools import cache
 
 from vtlab.ops import providers
+from vtlab.ops.arrays import register
 
 from . import activation, elementwise, gates, norm, splits
+from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = ["DeviceError", "activation", "attach", "elementwise", "gates", "norm", "splits"]
+
+register("cuda", cache(DeviceArrays))
 
 
 def attach() -> None:

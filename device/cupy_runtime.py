@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import numpy as np
+
 from vtlab.ops.capabilities import Capabilities, Device
 
 from .errors import DeviceError
@@ -36,6 +40,8 @@ class CupyRuntime:
     def __init__(self):
         self._cupy = import_cupy()
         self._loader = Loader(self._cupy)
+        self._queues: dict[int, object] = {}
+        self._guard: contextlib.ExitStack | None = None
 
     def empty(self, shape, dtype):
         return self._cupy.empty(shape, dtype)
@@ -58,6 +64,52 @@ class CupyRuntime:
     def read(self, array):
         return self._cupy.asnumpy(array)
 
+    def send(self, host):
+        return self._cupy.asarray(host)
+
+    def pinned(self, size):
+        return np.frombuffer(self._cupy.cuda.alloc_pinned_memory(max(size, 1)), np.uint8, size)
+
+    def upload(self, host, target) -> None:
+        target.data.copy_from_host_async(host.ctypes.data, host.nbytes, self._cupy.cuda.get_current_stream())
+
+    def zero(self, array) -> None:
+        array.data.memset_async(0, array.nbytes, self._cupy.cuda.get_current_stream())
+
+    def wait(self) -> None:
+        self._cupy.cuda.get_current_stream().synchronize()
+
+    def queue(self):
+        """A stream that the default stream waits for, and that waits for it."""
+        device = self.here()
+        if device not in self._queues:
+            self._queues[device] = self._cupy.cuda.Stream()
+        return self._queues[device]
+
+    def begin_capture(self) -> None:
+        stream = self._cupy.cuda.get_current_stream()
+        if stream.ptr == 0 or self.capturing():
+            why = "the default stream cannot be captured" if stream.ptr == 0 else "a capture is under way"
+            raise DeviceError(f"{why}: capture inside `queue()`, one at a time")
+        stream.begin_capture()
+        self._guard = contextlib.ExitStack()
+        self._guard.enter_context(self._cupy.cuda.using_allocator(_refuse))
+
+    def end_capture(self):
+        if self._guard is None:
+            raise DeviceError("no capture is under way")
+        self._guard.close()
+        self._guard = None
+        return self._cupy.cuda.get_current_stream().end_capture()
+
+    def replay(self, graph) -> None:
+        graph.launch(self._cupy.cuda.get_current_stream())
+
     def launch(self, family, kernel, grid, block, shared, args) -> None:
         function = self._loader.function(family, kernel, self.here())
         function((grid,), (*block, 1), args, shared_mem=shared)
+
+
+def _refuse(size: int):
+    """Stands for the allocator during a capture: a graph would remember memory that others get later."""
+    raise DeviceError(f"{size} bytes asked for during a capture: give every op its `out`")

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
+import numpy as np
+
 _chosen: ContextVar[Runtime | None] = ContextVar("vtlab.device.runtime", default=None)
 _default: Runtime | None = None
 
@@ -34,6 +36,36 @@ class Runtime(Protocol):
 
     def read(self, array: object) -> object:
         """The array on the host; waits for the current stream."""
+
+    def send(self, host: np.ndarray) -> object:
+        """A copy of a host array on the current device, in order with the current stream."""
+
+    def pinned(self, size: int) -> np.ndarray:
+        """`size` bytes of host memory that the device reads by itself."""
+
+    def upload(self, host: np.ndarray, target: object) -> None:
+        """Copy pinned bytes into an array of as many on the current stream; does not wait."""
+
+    def zero(self, array: object) -> None:
+        """Set the bytes of a contiguous array to zero on the current stream."""
+
+    def wait(self) -> None:
+        """Return when the current stream has done all its work."""
+
+    def queue(self) -> contextlib.AbstractContextManager:
+        """Inside, the current stream is one of this device's that can be captured; the same one every time."""
+
+    def begin_capture(self) -> None:
+        """From here to `end_capture`, launches on the current stream are recorded and not run; nothing may allocate.
+
+        Raises DeviceError where a capture is under way already or the stream cannot be captured.
+        """
+
+    def end_capture(self) -> object:
+        """What was recorded, as a graph; DeviceError without a `begin_capture`."""
+
+    def replay(self, graph: object) -> None:
+        """Run what a graph recorded, on the current stream."""
 
     def launch(self, family: str, kernel: str, grid: int, block: tuple[int, int], shared: int, args: Sequence) -> None:
         """Start the kernel on the current stream. Integers are passed as 64 bits, NumPy scalars as they are."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
+
+from vtlab.ops.arrays import HOST, Arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +19,8 @@ class Batch:
     ----------
     token_ids, positions : int64 [T]. slot_mapping : int64 [T], the KV slot of each token.
     query_start_loc : int32 [R + 1], where each request's tokens begin. seq_lens : int32 [R], new tokens included.
-    block_table : int32 [R, max blocks], padded with block 0. sample_rows : int64, the tokens whose logits are wanted.
+    block_table : int32 [R, max blocks], padded with block 0.
+    sample_rows : int64, the tokens whose logits are wanted, ascending.
     """
 
     token_ids: np.ndarray
@@ -26,6 +30,66 @@ class Batch:
     seq_lens: np.ndarray
     block_table: np.ndarray
     sample_rows: np.ndarray
+
+    def on(self, arrays: Arrays) -> Batch:
+        """The same batch where `arrays` are, in one copy; the batch itself on the host."""
+        if arrays is HOST:
+            return self
+        layout = Layout({field.name: getattr(self, field.name).shape for field in fields(self)})
+        raw = np.empty(layout.size, np.uint8)
+        for name, target in vars(layout.views(raw)).items():
+            target[...] = getattr(self, name)
+        return layout.views(arrays.send(raw))
+
+
+class Layout:
+    """A batch in one piece of memory, so that one copy brings it to a device: 16-byte aligned arrays by shape."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]):
+        self._places, self.size = {}, 0
+        for name, shape in shapes.items():
+            begin, kind = -(-self.size // 16) * 16, _DTYPES[name]
+            self.size = begin + math.prod(shape) * kind.itemsize
+            self._places[name] = begin, self.size, kind, shape
+
+    def views(self, raw) -> Batch:
+        """The batch whose arrays lie in `raw`, uint8 [size], on whatever device."""
+        return Batch(**{
+            name: raw[begin:end].view(kind).reshape(shape) for name, (begin, end, kind, shape) in self._places.items()
+        })  # fmt: skip
+
+
+_DTYPES = {
+    name: np.dtype(np.int32 if name in ("query_start_loc", "seq_lens", "block_table") else np.int64)
+    for name in (field.name for field in fields(Batch))
+}
+
+
+class DecodeInputs:
+    """One new token of each of up to `rows` requests, in memory that stays where it is, padded by rows without work.
+
+    A row of padding has token 0, no slot, no keys and no query of its own, so that it changes no other row.
+    """
+
+    def __init__(self, arrays: Arrays, rows: int, max_blocks: int):
+        layout = Layout({
+            "token_ids": (rows,), "positions": (rows,), "slot_mapping": (rows,), "query_start_loc": (rows + 1,),
+            "seq_lens": (rows,), "block_table": (rows, max_blocks), "sample_rows": (rows,),
+        })  # fmt: skip
+        self._arrays, self._staging, self._raw = arrays, arrays.staging(layout.size), arrays.empty((layout.size,), "u1")
+        self._host, self.batch = layout.views(self._staging), layout.views(self._raw)
+        self._host.sample_rows[...] = np.arange(rows)
+
+    def load(self, batch: Batch) -> None:
+        """Put a batch of one new token a request here, in one copy that the host does not wait for."""
+        count, host = len(batch.seq_lens), self._host
+        for name, padding in (("token_ids", 0), ("positions", 0), ("slot_mapping", -1), ("seq_lens", 0)):
+            target = getattr(host, name)
+            target[:count], target[count:] = getattr(batch, name), padding
+        host.query_start_loc[: count + 1], host.query_start_loc[count + 1 :] = batch.query_start_loc, count
+        host.block_table[...] = 0
+        host.block_table[:count, : batch.block_table.shape[1]] = batch.block_table
+        self._arrays.upload(self._staging, self._raw)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+from vtlab.ops.arrays import Arrays
 from vtlab.ops.errors import ContractError
 
 from .batch import Slice, build
 from .block_manager import BlockManager
 from .decoder import Decoder
 from .request import Output, Request
-from .sampler import sample
+from .runner import Runner
+from .sampler import sample_rows
 from .sampling_params import SamplingParams, check_ids
 from .scheduler import Scheduled, Scheduler
 from .tokenizer import Tokenizer
@@ -28,6 +30,8 @@ class Engine:
 
     num_blocks * block_size is the KV cache in tokens; max_num_batched_tokens bounds the tokens of a step (longer
     prompts are prefilled in chunks), max_num_seqs its requests. `seed` is where requests without one get theirs.
+    device : "cpu", "cuda" or the arrays of a device, where model, cache and sampling are; by default where the decoder
+    is. graphs : on a device, replay decode steps from graphs instead of launching op by op; the same tokens.
     """
 
     def __init__(
@@ -40,12 +44,15 @@ class Engine:
         max_num_batched_tokens: int = 512,
         max_num_seqs: int = 32,
         seed: int = 0,
+        device: str | Arrays | None = None,
+        graphs: bool = True,
     ):
-        self.decoder, self.tokenizer, self.seed = decoder, tokenizer, seed
+        self.decoder = decoder if device is None else decoder.on(device)
+        self.tokenizer, self.seed = tokenizer, seed
         self.blocks = BlockManager(num_blocks, block_size)
         self.scheduler = Scheduler(self.blocks, max_num_batched_tokens, max_num_seqs)
         self.max_model_len = min(decoder.max_positions, num_blocks * block_size)
-        self._caches = decoder.new_caches(num_blocks, block_size)
+        self.runner = Runner(self.decoder, num_blocks, block_size, max_num_seqs, graphs)
         self._next_id = 0
 
     def generate(
@@ -114,9 +121,11 @@ class Engine:
         work = self.scheduler.schedule()
         if not work:
             return
-        logits = self.decoder.forward(self._batch(work), self._caches)
         sampling = [item for item in work if item.samples]
-        drawn = [sample(item.request, logits[row : row + 1]) for row, item in enumerate(sampling)]
+        requests = [item.request for item in sampling]
+        top = max((request.params.logprobs or 0 for request in requests), default=0)
+        with self.decoder.arrays.queue():
+            drawn = sample_rows(requests, self.runner.run(self._batch(work), top))
         for item in work:
             item.request.num_computed += item.count
         for item, (token, logprobs) in zip(sampling, drawn):

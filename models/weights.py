@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,6 +48,20 @@ class Weights:
     head: np.ndarray
     layers: tuple[Layer, ...]
     rope: Mapping[str, Mapping]
+
+    def mapped(self, function: Callable[[np.ndarray], object]) -> Weights:
+        """The same weights with every array replaced by function(array), once where two names share it."""
+        done: dict[int, object] = {}
+
+        def once(array):
+            if array is None:
+                return None
+            if id(array) not in done:
+                done[id(array)] = function(array)
+            return done[id(array)]
+
+        layers = tuple(Layer(**{name: once(array) for name, array in vars(layer).items()}) for layer in self.layers)
+        return replace(self, embed=once(self.embed), norm=once(self.norm), head=once(self.head), layers=layers)
 
     @classmethod
     def from_tensors(cls, config: ModelConfig, tensors: Mapping[str, np.ndarray], dtype: str = "float32") -> Weights:

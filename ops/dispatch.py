@@ -23,7 +23,7 @@ def dispatcher(name: str) -> Callable:
             check_out(contract.name, out, arguments)
             arguments["out"] = out
         device = checking.device_of(name, arguments)
-        _bring_in(device)
+        bring_in(device)
         return providers.call(name, device, arguments)
 
     call.__name__ = call.__qualname__ = name
@@ -34,7 +34,7 @@ def dispatcher(name: str) -> Callable:
 
 
 @cache
-def _bring_in(device: str) -> None:
+def bring_in(device: str) -> None:
     """Import the tier that registers the device's providers, at the first array that lives there."""
     if device == "cuda":
         importlib.import_module("vtlab.device").attach()

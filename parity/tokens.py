@@ -116,7 +116,8 @@ def teacher_forced(decoder: Decoder, prompt: Sequence[int], tokens: Sequence[int
     blocks = list(range(-(-len(context) // _BLOCK)))
     rows = np.arange(len(prompt) - 1, len(context))
     batch = replace(build([Slice(context, 0, blocks, sample=True)], _BLOCK), sample_rows=rows)
-    return decoder.forward(batch, decoder.new_caches(len(blocks), _BLOCK))
+    arrays = decoder.arrays
+    return arrays.fetch(decoder.forward(batch.on(arrays), decoder.new_caches(len(blocks), _BLOCK)))
 
 
 def greedy(decoder: Decoder, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:

@@ -1,0 +1,94 @@
+"""One step of a model: eagerly, or for a decode step on a device as one graph for each padded number of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vtlab import ops
+from vtlab.ops.arrays import HOST, Arrays
+
+from .batch import Batch, DecodeInputs
+from .buffers import Fresh, Kept
+from .decoder import Decoder, Keep
+from .report import Report
+
+_STEP = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a step gives the sampler, on the model's device: raw logits float32 [S, V]; rows beyond S are padding.
+
+    logprobs float32 [S, V] and `report`, the greedy tokens with their log-probabilities, are None on the host, where
+    they are made only for who asks.
+    """
+
+    arrays: Arrays
+    raw: np.ndarray
+    logprobs: np.ndarray | None = None
+    report: Report | None = None
+
+
+class Runner:
+    """A decoder with its KV cache of `num_blocks` blocks.
+
+    graphs : replay steps that decode one token of each request from a graph, where the device can.
+    """
+
+    def __init__(self, decoder: Decoder, num_blocks: int, block_size: int, max_num_seqs: int, graphs: bool = True):
+        self.decoder, self.arrays = decoder, decoder.arrays
+        self.graphs = self.arrays.graphs() if graphs else None
+        self.caches = decoder.new_caches(num_blocks, block_size)
+        self._sizes = padded_sizes(max_num_seqs)
+        self._max_blocks = num_blocks
+        self._fresh, self._kept = Fresh(self.arrays), Kept(self.arrays, self._sizes[-1])
+        self._inputs: dict[int, DecodeInputs] = {}
+        self._reports: dict[tuple[int, int], Report] = {}
+
+    def run(self, batch: Batch, top: int = 0) -> Scores:
+        """The scores of the batch's rows to sample; `top` is how many log-probabilities a report must hold.
+
+        Errors: those of the ops. The step's keys and values may be in the cache then; running it again rewrites them.
+        """
+        rows, decoding = len(batch.seq_lens), len(batch.token_ids) == batch.sample_rows.size == len(batch.seq_lens)
+        if self.graphs is None or not decoding or rows > self._sizes[-1]:
+            report = None if self.arrays is HOST else Report(self.arrays, batch.sample_rows.size, top)
+            return self._step(batch.on(self.arrays), self._fresh, report)
+        size = next(size for size in self._sizes if size >= rows)
+        inputs = self._inputs.get(size)
+        if inputs is None:
+            inputs = self._inputs[size] = DecodeInputs(self.arrays, size, self._max_blocks)
+        report = self._reports.get((size, top))
+        if report is None:
+            report = self._reports[size, top] = Report(self.arrays, size, top)
+        inputs.load(batch)
+        named = [*vars(inputs.batch).values(), report.raw]
+        self.graphs.run("decode", lambda: self._step(inputs.batch, self._kept, report), named)
+        vocab = self.decoder.config.vocab_size
+        return Scores(self.arrays, self._raw(size, vocab), self._kept("logprobs", (size, vocab), _F32), report)
+
+    def _raw(self, size: int, vocab: int):
+        """Where the captured step leaves its logits in float32."""
+        name = "capped" if self.decoder.config.final_logit_softcapping else "logits"
+        return self._kept("raw" if self.decoder.dtype != _F32 else name, (size, vocab), _F32)
+
+    def _step(self, batch: Batch, keep: Keep, report: Report | None) -> Scores:
+        logits = self.decoder.forward(batch, self.caches, keep)
+        raw = logits if logits.dtype == _F32 else ops.cast_f32(logits, out=keep("raw", logits.shape, _F32))
+        if report is None or not len(raw):
+            return Scores(self.arrays, raw)
+        logprobs = ops.compute_logprobs(raw, out=keep("logprobs", raw.shape, _F32))
+        ops.greedy_argmax(raw, out=report.ids)
+        report.gather(logprobs)
+        return Scores(self.arrays, raw, logprobs, report)
+
+
+_F32 = np.dtype(np.float32)
+
+
+def padded_sizes(most: int) -> tuple[int, ...]:
+    """Numbers of requests that graphs are made for: 1, 2, 4, then multiples of 8 up to `most`, which is the last."""
+    sizes = {1, 2, 4, *range(_STEP, most, _STEP), most}
+    return tuple(sorted(size for size in sizes if size <= most))
