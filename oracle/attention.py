@@ -1,7 +1,8 @@
 """Softmax attention over contiguous and over paged keys, and the merge of two partial results.
 
-A request's result depends on that request alone: not on its neighbours in the batch, nor on how its queries are cut
-into chunks. Keys are summed in blocks of SUM_BLOCK at fixed absolute positions, where masked keys weigh exactly zero.
+A request's result depends on that request alone: not on its neighbours in the batch, nor on how its queries are cut.
+Keys are taken in chunks of CHUNK at fixed absolute positions, each with a maximum of its own, where masked keys weigh
+exactly zero; the chunks are merged in ascending order, as far as a row sees them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from itertools import pairwise
 import numpy as np
 
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, Value
-from vtlab.ops.dtypes import dtype
-from vtlab.ops.numerics import SUM_BLOCK, parallel, sequential
+from vtlab.ops.numerics import parallel, sequential, warp_butterfly
 from vtlab.ops.table import op
 
+from . import attention_chunks as chunks
 from . import attention_contract as contract
+from .attention_chunks import CHUNK
 from .attention_contract import key_ranges
 
 _ROW = "KERNEL-ATTN-PAGED"
@@ -36,10 +38,13 @@ _OPTIONS = {
 _RETURNS = {"out": Tensor("T Hq D", like="q"), "lse": Tensor("Hq T", _F32, optional=True)}
 _SHARED = {
     "rounding": {
-        "vt": ("out = round(sum_j p_j / l * v_j)", "lse = round(m + log(l)) to float32"),
-        "p_round": ("p_j = round(exp(s_j - m)) to p_round; l sums the unrounded", "out and lse as in vt"),
+        "vt": ("out = round(sum_j p_j v_j / l)", "lse = round(m + log(l)) to float32"),
+        "p_round": (
+            f"p_j = round(exp(s_j - m)) to p_round, m of the {CHUNK} keys that j stands in; l sums the unrounded",
+            "out and lse as in vt",
+        ),
     },
-    "order": str(sequential),
+    "order": f"q . k and p . v {sequential} by fma, l {warp_butterfly}, in chunks of {CHUNK} keys merged in sequence",
     "parity": Parity("rel_l2", 2.0**-7, "bfloat16 roundings of p and of out, each at worst 2**-8 of its value"),
     "nan": "propagates from the keys that a row sees, and from no other; a row without keys gives zeros",
     "lse_base": "natural; -inf for a row without keys, even with sinks",
@@ -80,7 +85,7 @@ def attention(
     Source: Vaswani et al. 2017 (arXiv 1706.03762); vllm/v1/attention/backends/cpu_attn.py.
     """
     first, last, position = key_ranges(q.shape[0], k.shape[0], causal, window)
-    pad = [(0, -k.shape[0] % SUM_BLOCK), (0, 0), (0, 0)]
+    pad = [(0, -k.shape[0] % CHUNK), (0, 0), (0, 0)]
     options = (scale, softcap, sinks, lse_includes_sink, alibi_slopes, p_round)
     out, lse = _attend(nx, q, np.pad(k, pad), np.pad(v, pad), first, last, position, *options)
     return (out, lse) if return_lse else out
@@ -128,8 +133,11 @@ def paged_attention(
     more logit without a value, not scaled; `lse_includes_sink` says whether the returned lse counts it.
     Rows past query_start_loc[R] and rows that see no key give zeros and an lse of -inf.
     Rounding points: the store of `out` and of `lse`; under `p_round` also p, before it meets v, while l sums the
-    unrounded p. The mirror sums q . k over d, l over j and p * (1 / l) * v over j, each ascending from +0 with every
-    product and sum rounded; under `p_round` the factor 1 / l comes after the sum.
+    unrounded p. The mirror sums q . k by fma over ascending d. Keys CHUNK * c ... CHUNK * c + 127 have a maximum m_c
+    of their own, p_j = exp(s_j - m_c), l_c = sum p_j in 32 lanes and a butterfly, o_c = sum p_j v_j by fma over
+    ascending j. From m = -inf, l = o = 0 the chunks merge in sequence: m' = max(m, m_c), a = exp(m - m'),
+    b = exp(m_c - m'), l = fma(l, a, l_c * b), o = fma(o, a, o_c * b); last the sink, as a chunk with l_c = 1 and
+    o_c = 0. out = o * (1 / l) + 0, so that no zero is negative.
     Errors: ContractError for mismatched shapes or dtypes, Hq % Hk, scale <= 0, a bad window, query_start_loc that does
     not start at 0 or ascend or goes past T, seq_lens beyond MB * BS or, where causal, under L, pages outside NB.
     Table entries that no visible key needs are never read.
@@ -146,16 +154,16 @@ def paged_attention(
             continue
         lo, hi = int(first[seen].min()), int(last[seen].max()) + 1
         k, v = (_gather(cache, block_table[r], lo, hi) for cache in (k_cache, v_cache))
-        base = lo - lo % SUM_BLOCK
+        base = lo - lo % CHUNK
         result = _attend(nx, q[start:stop], k, v, first - base, last - base, position - base, *options)
         out[start:stop], lse[:, start:stop] = result
     return (out, lse) if return_lse else out
 
 
 def _gather(cache, pages, lo, hi):
-    """Keys lo ... hi of a request out of its pages, zero-padded on both sides to whole blocks: [W, Hk, D]."""
+    """Keys lo ... hi of a request out of its pages, zero-padded on both sides to whole chunks: [W, Hk, D]."""
     size = cache.shape[1]
-    base, end = lo - lo % SUM_BLOCK, hi + -hi % SUM_BLOCK
+    base, end = lo - lo % CHUNK, hi + -hi % CHUNK
     keys = np.zeros((end - base, *cache.shape[2:]), cache.dtype)
     found = cache[pages[lo // size : -(-hi // size)]].reshape(-1, *cache.shape[2:])
     keys[lo - base : hi - base] = found[lo % size :][: hi - lo]
@@ -163,7 +171,7 @@ def _gather(cache, pages, lo, hi):
 
 
 def _attend(nx, q, k, v, first, last, position, scale, softcap, sinks, lse_includes_sink, slopes, p_round):
-    """One request: q [L, Hq, D] over k, v [W, Hk, D], W whole blocks; row i sees keys first[i] ... last[i]."""
+    """One request: q [L, Hq, D] over k, v [W, Hk, D], W whole chunks; row i sees keys first[i] ... last[i]."""
     (rows, heads, width), group = q.shape, q.shape[1] // k.shape[1]
     out, lse = np.zeros(q.shape, q.dtype), np.full((heads, rows), -np.inf, np.float32)
     step = max(1, _SCORES_AT_A_TIME // max(1, group * k.shape[0]))
@@ -175,12 +183,12 @@ def _attend(nx, q, k, v, first, last, position, scale, softcap, sinks, lse_inclu
         seen = first[some] <= last[some]
         if not seen.any():
             return
-        lo = int(first[some][seen].min()) // SUM_BLOCK * SUM_BLOCK
-        hi = -(-(int(last[some][seen].max()) + 1) // SUM_BLOCK) * SUM_BLOCK
+        lo = int(first[some][seen].min()) // CHUNK * CHUNK
+        hi = -(-(int(last[some][seen].max()) + 1) // CHUNK) * CHUNK
         keys, values = k[lo:hi, h // group], v[lo:hi, h // group]
         j = np.arange(lo, hi)
         visible = ((j >= first[some, None]) & (j <= last[some, None]))[:, None]  # [n, 1, w]
-        scores = nx.matmul(q[some, own].reshape(-1, width), keys, order=sequential)
+        scores = nx.matmul(q[some, own].reshape(-1, width), keys, order=sequential, fused=True)
         scores = nx.mul(scores.reshape(-1, group, hi - lo), nx.const(scale))
         if softcap > 0:
             cap = nx.const(softcap)
@@ -190,46 +198,15 @@ def _attend(nx, q, k, v, first, last, position, scale, softcap, sinks, lse_inclu
             scores = nx.add(scores, nx.mul(nx.load(slopes[own])[:, None], distance))
         if not visible.all():
             scores = nx.where(visible, scores, nx.const(-np.inf))
-        sink = None if sinks is None else nx.load(sinks[own])
-        p, total, row_lse = _softmax(nx, scores, sink, lse_includes_sink)
-        inverse = nx.div(nx.const(1), total)[..., None]
-        if p_round is None:
-            mixed = _weigh(nx, nx.mul(p, inverse), values, visible)
-        else:
-            mixed = nx.mul(_weigh(nx, nx.load(nx.store(p, dtype(p_round))), values, visible), inverse)
-        mixed = nx.where(seen[:, None, None], mixed, nx.const(0))
-        out[some, own] = nx.store(mixed, q.dtype)
+        top, total, mixed = chunks.merge(nx, *chunks.attend(nx, scores, values, visible, p_round))
+        row_lse = chunks.lse(nx, top, total)
+        if sinks is not None:
+            top, total, mixed = chunks.with_sink(nx, top, total, mixed, nx.load(sinks[own]))
+            row_lse = chunks.lse(nx, top, total) if lse_includes_sink else row_lse
+        inverse = nx.div(nx.const(1), nx.where(total == 0, nx.const(1), total))[..., None]
+        mixed = nx.add(nx.mul(mixed, inverse), nx.const(0))
+        out[some, own] = nx.store(nx.where(seen[:, None, None], mixed, nx.const(0)), q.dtype)
         lse[own, some] = nx.store(nx.where(seen[:, None], row_lse, nx.const(-np.inf)), np.float32).T
 
     parallel(run, tasks, work=rows * heads * k.shape[0])
     return out, lse
-
-
-def _softmax(nx, scores, sink, lse_includes_sink):
-    """p = exp(s - m), l = sum p + exp(sink - m), lse = log(sum exp(s)), for scores [n, G, w] where -inf masks."""
-    top = nx.max(scores)
-    largest = top if sink is None else nx.maximum(top, sink)
-    finite = nx.where(largest == -np.inf, nx.const(0), largest)  # a row without keys: exp(-inf - 0) = 0
-    p = nx.exp(nx.sub(scores, finite[..., None]))
-    total = nx.sum(p, order=sequential)
-    if sink is not None:
-        total = nx.add(total, nx.exp(nx.sub(sink, finite)))
-    lse = nx.add(finite, nx.log(total))
-    if sink is not None and not lse_includes_sink:  # against the keys' own maximum: a large sink must not swamp them
-        own = nx.where(top == -np.inf, nx.const(0), top)
-        lse = nx.add(own, nx.log(nx.sum(nx.exp(nx.sub(scores, own[..., None])), order=sequential)))
-    return p, nx.where(total == 0, nx.const(1), total), lse
-
-
-def _weigh(nx, p, values, visible):
-    """sum_j p[n, G, j] * values[j]; a key that is not finite reaches only the rows that see it."""
-    loaded = nx.load(values)
-    unruly = np.flatnonzero(~np.isfinite(loaded).all(axis=1))
-    if unruly.size:
-        loaded = np.where(np.isfinite(loaded), loaded, 0)
-    mixed = nx.matmul(p.reshape(-1, p.shape[-1]), loaded.T, order=sequential).reshape(*p.shape[:-1], -1)
-    for j in unruly:
-        value = nx.load(values[j])
-        reached = visible[..., j, None] & ~np.isfinite(value)
-        mixed = nx.add(mixed, nx.where(reached, nx.mul(p[..., j, None], value), nx.const(0)))
-    return mixed

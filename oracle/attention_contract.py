@@ -8,8 +8,8 @@ from vtlab.ops.contract import refuse
 from vtlab.ops.numerics import widen
 
 WHY = """a score is off by (D + 4) u A, A = scale |q| |k| + softcap + |alibi| + |sink| bounding all it is made of; so
-p, l and their quotient by twice that and a few u more; the sums over S keys add 2 S u. A p_round that flips costs
-2**-8 of p."""
+p, l and their quotient by twice that and a few u more, also over several maxima, whose differences add up to no more;
+the sums over S keys, the few u of each merge among them, add 2 S u. A p_round that flips costs 2**-8 of p."""
 
 
 def key_ranges(new, total, causal, window):
@@ -47,28 +47,40 @@ def dense_causal(arguments, axes):
 
 
 def metadata_agrees(arguments, axes):
-    """R >= 1; query_start_loc from 0, ascending, at most T; seq_lens within MB * BS and, where causal, >= new tokens"""
+    """R >= 1; query_start_loc from 0, ascending, at most T; seq_lens within MB * BS and, where causal, >= new tokens
+
+    Metadata in a device's memory is not read: that would wait for the device, and could not be captured.
+    """
     if axes["R"] < 1:
         raise refuse("seq_lens", "no request", "at least one")
     if axes["BS"] < 1:
         raise refuse("k_cache", "pages of 0 keys", "at least 1")
+    causal = arguments["causal"]
+    several = hasattr(causal, "strides") and not isinstance(causal, np.generic)
+    if not isinstance(causal, (bool, np.bool_)) and not (
+        several and causal.dtype == np.bool_ and causal.shape == (axes["R"],) and causal.flags.c_contiguous
+    ):
+        raise refuse("causal", repr(causal), f"a bool, or a bool array of shape ({axes['R']},)")
+    if not _on_host(arguments):
+        return
     starts, lengths = arguments["query_start_loc"].astype(np.int64), arguments["seq_lens"].astype(np.int64)
     new = np.diff(starts)
     if starts[0] != 0 or (new < 0).any() or starts[-1] > axes["T"]:
         raise refuse("query_start_loc", starts.tolist(), f"ascending from 0 to at most {axes['T']}")
-    causal = arguments["causal"]
-    if not isinstance(causal, (bool, np.bool_)) and not (
-        isinstance(causal, np.ndarray) and causal.dtype == np.bool_ and causal.shape == (axes["R"],)
-    ):
-        raise refuse("causal", repr(causal), f"a bool, or a bool array of shape ({axes['R']},)")
     if (lengths < 0).any() or (lengths > axes["MB"] * axes["BS"]).any():
         raise refuse("seq_lens", lengths.tolist(), f"0 ... {axes['MB'] * axes['BS']} (MB * BS)")
     if (np.broadcast_to(causal, new.shape) & (lengths < new)).any():
         raise refuse("seq_lens", lengths.tolist(), f">= {new.tolist()}, the new tokens, where causal")
 
 
+def _on_host(arguments):
+    return all(isinstance(arguments[name], np.ndarray) for name in ("query_start_loc", "seq_lens", "block_table"))
+
+
 def pages_exist(arguments, axes):
-    """block_table entries that visible keys need within 0 ... NB - 1"""
+    """block_table entries that visible keys need within 0 ... NB - 1, where the table is in the host's memory"""
+    if not _on_host(arguments):
+        return
     starts, size = arguments["query_start_loc"], axes["BS"]
     causal = np.broadcast_to(arguments["causal"], (axes["R"],))
     for r, total in enumerate(arguments["seq_lens"]):

@@ -56,44 +56,58 @@ def loop_attention(q, k, v, *, scale, causal=True, window=None, softcap=0.0, sin
     return out, lse
 
 
-def step_attention(q, k, v, *, scale, causal=True, window=None, softcap=0.0, sinks=None, alibi_slopes=None,
-                   p_round=None):  # fmt: skip
-    """The float32 steps one scalar after the other; only exp, tanh and log are the mirror's own."""
+def step_attention(q, k, v, *, scale, causal=True, window=None, softcap=0.0, sinks=None, lse_includes_sink=True,
+                   alibi_slopes=None, p_round=None):  # fmt: skip
+    """The float32 steps one scalar after the other, over the keys a row sees; fma, exp, tanh, log are the mirror's."""
     (T, Hq, D), S, Hk = q.shape, k.shape[0], k.shape[1]
     out, lse = np.zeros((T, Hq, D), F32), np.full((Hq, T), -np.inf, F32)
     q, k, v = (x.astype(F32) for x in (q, k, v))
+    exp, fma, one, none = (lambda x: MIRROR.exp(np.asarray(x))[()]), MIRROR.fma, F32(1), F32(-np.inf)
     for i in range(T):
         for h in range(Hq):
             g = h * Hk // Hq
-            keys = [j for j in range(S) if sees(i, j, T, S, causal, window)]
-            if not keys:
-                continue
-            scores = []
-            for j in keys:
-                s = F32(0)
-                for a, b in zip(q[i, h], k[j, g]):
-                    s = s + a * b
-                s = s * F32(scale)
-                if softcap:
-                    s = F32(softcap) * MIRROR.tanh(np.asarray(s / F32(softcap)))[()]
+            m, total, mixed = none, F32(0), np.zeros(D, F32)
+            chunks = {}
+            for j in range(S):
+                if sees(i, j, T, S, causal, window):
+                    chunks.setdefault(j // 128, []).append(j)
+            for keys in chunks.values():
+                scores = [_step_score(q[i, h], k[j, g], scale, softcap) for j in keys]
                 if alibi_slopes is not None:
-                    s = s + F32(alibi_slopes[h]) * F32(j - (S - T + i))
-                scores.append(s)
-            m = max(scores) if sinks is None else max(*scores, sinks[h])
-            weights = MIRROR.exp(np.array([s - m for s in scores], F32))
-            total = F32(0)
-            for w in weights:
-                total = total + w
+                    scores = [s + F32(alibi_slopes[h]) * F32(j - (S - T + i)) for s, j in zip(scores, keys)]
+                own = max(scores)
+                weights = [exp(s - own) for s in scores]
+                lanes, part = [F32(0)] * 32, np.zeros(D, F32)
+                for w, j in zip(weights, keys):
+                    lanes[j % 32] = lanes[j % 32] + w
+                    part = fma(w if p_round is None else w.astype(p_round).astype(F32), v[j, g], part)
+                while len(lanes) > 1:
+                    lanes = [x + y for x, y in zip(lanes, lanes[len(lanes) // 2 :])]
+                larger = max(m, own)
+                a, b = exp(m - larger), exp(own - larger)
+                m, total, mixed = larger, _fma(total, a, lanes[0] * b), fma(mixed, a, part * b)
+            if not chunks:
+                continue
+            before = m + MIRROR.log(np.asarray(total))[()]
             if sinks is not None:
-                total = total + MIRROR.exp(np.array([sinks[h] - m], F32))[0]
-            lse[h, i] = m + MIRROR.log(np.array([total], F32))[0]
-            inverse = F32(1) / total
-            weights = weights * inverse if p_round is None else weights.astype(p_round).astype(F32)
-            for w, j in zip(weights, keys):
-                out[i, h] = out[i, h] + w * v[j, g]
-            if p_round is not None:
-                out[i, h] = out[i, h] * inverse
+                larger = max(m, sinks[h])
+                a = exp(m - larger)
+                m, total, mixed = larger, _fma(total, a, exp(sinks[h] - larger)), mixed * a
+            lse[h, i] = m + MIRROR.log(np.asarray(total))[()] if lse_includes_sink else before
+            out[i, h] = mixed * (one / total)
     return out, lse
+
+
+def _fma(a, b, c):
+    return MIRROR.fma(np.array([a]), np.array([b]), np.array([c]))[0]
+
+
+def _step_score(query, key, scale, softcap):
+    s = F32(0)
+    for a, b in zip(query, key):
+        s = _fma(a, b, s)
+    s = s * F32(scale)
+    return F32(softcap) * MIRROR.tanh(np.asarray(s / F32(softcap)))[()] if softcap else s
 
 
 def matrix_attention(q, k, v, *, scale, causal=True, window=None, softcap=0.0):

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from vtlab import oracle
+from vtlab.ops.dtypes import dtype
 from vtlab.ops.numerics import MIRROR, TRUTH
 from vtlab.ops.table import lookup
 from vtlab.oracle.attention_contract import paged_scale
@@ -39,7 +40,9 @@ SMALL = [
 
 def options_of(case):
     """The keyword arguments that a case holds, its per-head vectors drawn."""
-    found = {name: case[name] for name in ("causal", "window", "softcap", "p_round") if name in case}
+    found = {
+        name: case[name] for name in ("causal", "window", "softcap", "p_round", "lse_includes_sink") if name in case
+    }
     found.update({name: per_head(case.Hq, seed) for seed, name in enumerate(("sinks", "alibi_slopes")) if name in case})
     return {"scale": case.D**-0.5, **found}
 
@@ -62,12 +65,20 @@ def test_truth_is_the_scalar_loop(case):
         near(got_lse, lse)
 
 
-@checks("attention", "paged_attention", cases=[*SMALL, *({**SMALL[i], "p_round": "bfloat16"} for i in (0, 1, 6))])
+STEPS = [
+    *SMALL, *({**SMALL[i], "p_round": "bfloat16"} for i in (0, 1, 6)),
+    case(T=2, S=260, Hq=2, Hk=1, D=3, kind="float32"),
+    case(T=3, S=390, Hq=1, Hk=1, D=2, kind="bfloat16", window=(200, 130), causal=False, sinks=True, p_round="float16",
+         lse_includes_sink=False),
+]  # fmt: skip
+
+
+@checks("attention", "paged_attention", cases=STEPS)
 def test_mirror_is_the_page_by_page_step_order(case):
     case = type(SMALL[0])(case)
     q, k, v = request(case.T, case.S, case.Hq, case.Hk, case.D, case.kind)
     options = options_of(case)
-    rounding = {**options, "p_round": BF16} if "p_round" in options else options
+    rounding = {**options, "p_round": dtype(options["p_round"])} if "p_round" in options else options
     out, lse = step_attention(q, k, v, **rounding)
     for got, got_lse in (
         oracle.attention.mirror(q, k, v, return_lse=True, **options),
@@ -199,24 +210,38 @@ def test_vllm_agrees(case):
 
 
 _SCALED = "nx.mul(scores.reshape(-1, group, hi - lo), nx.const(%s))"
-_CAPPED, _P = "nx.tanh(nx.div(scores, cap))", "nx.mul(p, inverse)"
+_CAPPED = "nx.tanh(nx.div(scores, cap))"
 _CORE = {
     "hide the query's own key": ("j <= last[some, None]", "j < last[some, None]", "_attend"),
     "one key head for all": ("k[lo:hi, h // group]", "k[lo:hi, 0]", "_attend"),
     "cap without its factor": (f"nx.mul(cap, {_CAPPED})", _CAPPED, "_attend"),
     "no scale": (_SCALED % "scale", _SCALED % "1.0", "_attend"),
     "alibi the other way": ("j - position[some, None]", "position[some, None] - j", "_attend"),
-    "unrounded p": ("nx.load(nx.store(p, dtype(p_round)))", "p", "_attend"),
-    "divide after the sum": (
-        f"_weigh(nx, {_P}, values, visible)",
-        "nx.mul(_weigh(nx, p, values, visible), inverse)",
-        "_attend",
+    "unrounded p": ("nx.load(nx.store(p, dtype(p_round)))", "p", "attention_chunks.attend"),
+    "divide the chunks": (
+        "nx.mul(part, b[..., None])",
+        "nx.div(part, nx.div(nx.const(1), b[..., None]))",
+        "attention_chunks.merge",
     ),
-    "no sink in the sum": ("total = nx.add(total, nx.exp(nx.sub(sink, finite)))", "pass", "_softmax"),
-    "lse in base 2": ("nx.log(total)", "nx.div(nx.log(total), nx.const(0.6931471805599453))", "_softmax"),
-    "keys lost under a large sink": ("nx.where(top == -np.inf, nx.const(0), top)", "finite", "_softmax"),
-    "multiply NaN by zero": ("if unruly.size:", "if False:", "_weigh"),
-    "drop what is not finite": ("for j in unruly:", "for j in ():", "_weigh"),
+    "keep the old maximum": (
+        "        top = larger",
+        "        top = nx.maximum(top, nx.const(0))",
+        "attention_chunks.merge",
+    ),
+    "add l before it is scaled": (
+        "nx.fma(total, a, nx.mul(totals[..., c], b))",
+        "nx.add(total, totals[..., c])",
+        "attention_chunks.merge",
+    ),
+    "products that round": ("order=sequential, fused=True)", "order=sequential)", "attention_chunks._weigh"),
+    "l in sequence": ("order=warp_butterfly", "order=sequential", "attention_chunks.attend"),
+    "no sink in the sum": ("nx.fma(total, a, b)", "nx.mul(total, a)", "attention_chunks.with_sink"),
+    "values that ignore the sink": ("nx.mul(mixed, a[..., None])", "mixed", "attention_chunks.with_sink"),
+    "lse in base 2": ("nx.log(total)", "nx.div(nx.log(total), nx.const(0.6931471805599453))", "attention_chunks.lse"),
+    "always count the sink": (" if lse_includes_sink else row_lse", "", "_attend"),
+    "multiply NaN by zero": ("if wild.any() else loaded", "if False else loaded", "attention_chunks._weigh"),
+    "drop what is not finite": ("nx.where(reached, slow, mixed)", "mixed", "attention_chunks._weigh"),
+    "unseen keys in the slow sum": ("nx.where(visible[..., j, None], ", "nx.where(True, ", "attention_chunks._weigh"),
 }
 mutations("attention", {**_CORE, "top-left alignment": ("k.shape[0], causal", "q.shape[0], causal")})
 _PAGES = "pages[lo // size : -(-hi // size)]"
