@@ -13,6 +13,7 @@
 #include <vector>
 
 struct dim3 { unsigned x, y, z; };
+struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 
 #define __global__ __attribute__((noinline))
@@ -45,7 +46,7 @@ inline ucontext_t scheduler;
 inline Thread* running = nullptr;
 inline Meeting whole;
 inline std::vector<Meeting> warps;
-inline std::vector<float> slots;
+inline std::vector<uint64_t> slots;
 inline dim3 grid_size, block_size, block_index;
 inline uint64_t progress = 0;
 alignas(16) inline unsigned char shared[SHARED];
@@ -63,11 +64,12 @@ inline void wait_for(Meeting& meeting) {
     while (meeting.round == round) swapcontext(&running->context, &scheduler);
 }
 
-inline float exchange(float value, int distance) {
+template <class T> T exchange(T value, int distance) {
     int warp = running->number / 32;
-    slots[running->number] = value;
+    std::memcpy(&slots[running->number], &value, sizeof value);
     wait_for(warps[warp]);
-    float found = slots[running->number ^ distance];
+    T found;
+    std::memcpy(&found, &slots[running->number ^ distance], sizeof found);
     wait_for(warps[warp]);
     return found;
 }
@@ -84,7 +86,7 @@ inline void run_block() {
     whole = {count, 0, 0};
     warps.assign((count + 31) / 32, {});
     for (int i = 0; i < count; ++i) ++warps[i / 32].size;
-    slots.assign((count + 31) / 32 * 32, 0.0f);
+    slots.assign((count + 31) / 32 * 32, 0);
     std::memset(shared, 0xff, SHARED);
     for (int i = 0; i < count; ++i) {
         Thread& t = threads[i];
@@ -127,10 +129,16 @@ template <class... P> void call(void (*kernel)(P...), void** args) {
 #define blockDim (emulation::block_size)
 
 static inline void __syncthreads() { emulation::wait_for(emulation::whole); }
-static inline float __shfl_xor_sync(unsigned, float x, int distance) { return emulation::exchange(x, distance); }
+template <class T> T __shfl_xor_sync(unsigned, T x, int distance) { return emulation::exchange(x, distance); }
 static inline long long atomicMin(long long* at, long long value) {
     long long old = *at;
     *at = value < old ? value : old;
+    return old;
+}
+
+template <class T> T atomicAdd(T* at, T value) {
+    T old = *at;
+    *at = old + value;
     return old;
 }
 
