@@ -1,4 +1,4 @@
-"""Compile one .cu file for one target: NVRTC where its Python bindings are installed, else nvcc. Needs no GPU."""
+"""Compile one family for one target: NVRTC where its Python bindings are installed, else nvcc. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from .errors import DeviceError
-from .source import FLAGS, FOLDER, path_of
+from .source import FLAGS, FOLDER, text_of
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -42,12 +42,12 @@ class Compiled:
 
 
 def compile_family(family: str, target: str) -> Compiled:
-    """Compile ``cuda/<family>.cu`` for ``sm_…`` into a cubin, or for ``compute_…`` into PTX.
+    """Compile the family's source for ``sm_…`` into a cubin, or for ``compute_…`` into PTX.
 
     Raises ContractError for an unknown family, DeviceError where there is no compiler or it refuses the source.
     """
     _, run = _compiler()
-    image, log = run(path_of(family), target)
+    image, log = run(f"{family}.cu", text_of(family), target)
     return Compiled(image, compiler(), usages(log))
 
 
@@ -57,7 +57,7 @@ def compiler() -> str:
 
 
 @cache
-def _compiler() -> tuple[str, Callable[[Path, str], tuple[bytes, str]]]:
+def _compiler() -> tuple[str, Callable[[str, str, str], tuple[bytes, str]]]:
     try:
         from cuda.bindings import nvrtc
 
@@ -73,7 +73,7 @@ def _compiler() -> tuple[str, Callable[[Path, str], tuple[bytes, str]]]:
     raise DeviceError("no CUDA compiler: install cuda-bindings and nvidia-cuda-nvrtc, or put nvcc on the PATH")
 
 
-def _nvrtc(path: Path, target: str) -> tuple[bytes, str]:
+def _nvrtc(name: str, source: str, target: str) -> tuple[bytes, str]:
     from cuda.bindings import nvrtc
 
     def call(function, *arguments):
@@ -86,13 +86,13 @@ def _nvrtc(path: Path, target: str) -> tuple[bytes, str]:
         call(read, program, buffer)
         return buffer[:length]
 
-    _, program = call(nvrtc.nvrtcCreateProgram, path.read_bytes(), path.name.encode(), 0, [], [])
+    _, program = call(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], [])
     flags = [*FLAGS, f"-arch={target}", f"-I{FOLDER}", "-default-device", "--ptxas-options=-v", "-diag-suppress=177"]
     try:
         error, _ = call(nvrtc.nvrtcCompileProgram, program, len(flags), [flag.encode() for flag in flags])
         log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode().rstrip("\0 \n")
         if error:
-            raise DeviceError(f"{path.name} does not compile for {target}:\n{log}")
+            raise DeviceError(f"{name} does not compile for {target}:\n{log}")
         if target.startswith("compute_"):
             return text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), log
         return text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
@@ -100,14 +100,15 @@ def _nvrtc(path: Path, target: str) -> tuple[bytes, str]:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _nvcc(path: Path, target: str) -> tuple[bytes, str]:
+def _nvcc(name: str, source: str, target: str) -> tuple[bytes, str]:
     kind = "-ptx" if target.startswith("compute_") else "-cubin"
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "made"
+        made, path = Path(folder) / "made", Path(folder) / name
+        path.write_text(source)
         command = ["nvcc", kind, f"-arch={target}", *FLAGS, f"-I{FOLDER}", "-Xptxas=-v", "-diag-suppress=177"]
         run = subprocess.run([*command, str(path), "-o", str(made)], capture_output=True, text=True)
         if run.returncode:
-            raise DeviceError(f"{path.name} does not compile for {target}:\n{run.stderr}")
+            raise DeviceError(f"{name} does not compile for {target}:\n{run.stderr}")
         return made.read_bytes() + b"\0" * (kind == "-ptx"), run.stderr
 
 

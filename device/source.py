@@ -1,9 +1,10 @@
-"""The .cu files: where they are, what they include, and the digest that a build or a record is about."""
+"""The kernels' sources: .cu files and generated ones, what they include, and the digest a build or record is about."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -15,36 +16,47 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 FLAGS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
 """What MIRROR's bytes ask for: no contraction, subnormals kept, divisions and roots rounded correctly."""
 
+_generated: dict[str, tuple[Callable[[], str], bool]] = {}
+
+
+def generate(family: str, text: Callable[[], str], *, ahead: bool) -> None:
+    """Add a family whose source is `text()`, the same at every call; ahead: it is built and recorded with the others."""
+    _generated[family] = (text, ahead)
+
 
 def families() -> tuple[str, ...]:
-    """The families that have kernels: one .cu file each."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.cu")))
+    """The families that are built ahead of time and recorded: one .cu file, or generated source, each."""
+    ahead = {family for family, (_, listed) in _generated.items() if listed}
+    return tuple(sorted(ahead.union(path.stem for path in FOLDER.glob("*.cu"))))
 
 
-def path_of(family: str) -> Path:
-    """The family's .cu file; ContractError with those that exist."""
+def text_of(family: str) -> str:
+    """The family's source; ContractError with those that exist."""
+    if family in _generated:
+        return _generated[family][0]()
     if family not in families():
         raise ContractError("build", "family", repr(family), "one of " + ", ".join(families()))
-    return FOLDER / f"{family}.cu"
+    return (FOLDER / f"{family}.cu").read_text()
 
 
-def files_of(family: str) -> tuple[Path, ...]:
-    """The .cu file and every header it includes, directly or not, by name."""
-    found: dict[str, Path] = {}
-    waiting = [path_of(family)]
+def texts_of(family: str) -> dict[str, str]:
+    """File name -> text of the source, ``<family>.cu``, and of every header it includes, directly or not."""
+    main = f"{family}.cu"
+    found: dict[str, str] = {}
+    waiting = [main]
     while waiting:
-        path = waiting.pop()
-        if path.name in found:
+        name = waiting.pop()
+        if name in found:
             continue
-        found[path.name] = path
-        waiting += [FOLDER / name for name in _INCLUDE.findall(path.read_text()) if (FOLDER / name).exists()]
-    return tuple(found[name] for name in sorted(found))
+        found[name] = text_of(family) if name == main else (FOLDER / name).read_text()
+        waiting += [name for name in _INCLUDE.findall(found[name]) if (FOLDER / name).exists()]
+    return dict(sorted(found.items()))
 
 
 @cache
 def source_digest(family: str) -> str:
     """Digest of everything that decides what the family's kernels compute: sources, headers, flags."""
     digest = hashlib.sha256("\0".join(FLAGS).encode())
-    for path in files_of(family):
-        digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
+    for name, text in texts_of(family).items():
+        digest.update(b"\0" + name.encode() + b"\0" + text.encode())
     return digest.hexdigest()[:16]

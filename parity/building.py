@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vtlab.device.arch import ARCHS, lookup
 from vtlab.device.build import Store, build_all, manifest, write_atomically
-from vtlab.device.source import families, path_of
+from vtlab.device.source import families, text_of
 from vtlab.ops.errors import ContractError
 
 from .device_record import write_built
@@ -30,7 +30,7 @@ def run_build(
         raise ContractError("build", "record", "a part of the builds", "all of them, without --arch or families")
     targets = [lookup(name).name for name in archs] or [arch.name for arch in ARCHS]
     for name in names:
-        path_of(name)
+        text_of(name)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("compiling", total=len(targets) * len(names or families()))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from vtlab.device.build import cache_folder
-from vtlab.device.source import files_of, path_of
+from vtlab.device.source import texts_of
 
 HEADER = Path(__file__).parent / "emulation.hpp"
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-w")
@@ -46,8 +46,8 @@ def library(family: str, mutate: tuple[str, str] | None = None) -> ctypes.CDLL:
     mutate: (old text, new text), old standing once in the sources, plants a wrong.
     """
     digest = hashlib.sha256(repr((FLAGS, mutate)).encode() + HEADER.read_bytes() + Path(__file__).read_bytes())
-    for path in files_of(family):
-        digest.update(path.read_bytes())
+    for text in texts_of(family).values():
+        digest.update(text.encode())
     made = cache_folder() / "emulation" / f"{family}-{digest.hexdigest()[:16]}.so"
     if not made.exists():
         _build(family, mutate, made)
@@ -65,7 +65,7 @@ def _build(family: str, mutate: tuple[str, str] | None, made: Path) -> None:
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
         folder = Path(scratch)
-        texts = {path.name: path.read_text() for path in files_of(family)}
+        texts = texts_of(family)
         if mutate is not None:
             places = [name for name, text in texts.items() for _ in range(text.count(mutate[0]))]
             if len(places) != 1:
@@ -74,7 +74,7 @@ def _build(family: str, mutate: tuple[str, str] | None, made: Path) -> None:
         for name, text in texts.items():
             (folder / name).write_text(text)
         includes = (f"-I{folder}", f"-I{HEADER.parent}")
-        main = folder / path_of(family).name
+        main = folder / f"{family}.cu"
         plain = _run(compiler(), "-E", "-P", *FLAGS[:1], *includes, "-x", "c++", str(main))
         names = _KERNEL.findall(plain)
         entries = f'extern "C" const char* vt_kernels() {{ return "{" ".join(names)}"; }}\n' + "".join(

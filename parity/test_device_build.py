@@ -58,11 +58,11 @@ def test_devices_and_archs_that_are_refused():
     with pytest.raises(ContractError, match=r"'sm_90'.*sm_90a"):
         lookup("sm_90")
     with pytest.raises(ContractError, match=r"'nrm'.*norm"):
-        source.path_of("nrm")
+        source.text_of("nrm")
 
 
 def test_the_digest_covers_headers_and_flags(tmp_path, monkeypatch):
-    assert [path.name for path in source.files_of("norm")] == [
+    assert list(source.texts_of("norm")) == [
         "fast.cuh", "norm.cu", "storage.cuh", "tree.cuh", "vt_math.cuh",
     ]  # fmt: skip
     for path in source.FOLDER.iterdir():
