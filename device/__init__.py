@@ -12,11 +12,14 @@ from functools import cache
 from vtlab.ops import providers
 from vtlab.ops.arrays import register
 
-from . import activation, elementwise, gates, norm, splits
+from . import activation, elementwise, gates, kv_blocks, kv_cache, kv_latent, norm, splits
 from .arrays import DeviceArrays
 from .errors import DeviceError
 
-__all__ = ["DeviceError", "activation", "attach", "elementwise", "gates", "norm", "splits"]
+__all__ = [
+    "DeviceError", "activation", "attach", "elementwise", "gates", "kv_blocks", "kv_cache", "kv_latent", "norm",
+    "splits",
+]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))
 

@@ -64,7 +64,7 @@ def takes_writes(name, array):
         raise refuse(name, "a read-only array", "an array to write into")
     extent = array.dtype.itemsize
     for stride, size in sorted(zip(array.strides, array.shape)):
-        if size > 1 and stride < extent:
+        if array.size and size > 1 and stride < extent:
             raise refuse(name, f"strides {tuple(array.strides)}", "elements that do not overlap")
         extent = extent + stride * (size - 1)
 

@@ -13,6 +13,8 @@ from vtlab.ops import providers
 from vtlab.ops.contract import Tensor, example
 from vtlab.ops.table import Op, lookup, table
 
+from .device_edges_kv import EDGES as KV
+
 _16 = {"x": "bfloat16", "weight": "bfloat16"}
 _F16 = {"x": "float16", "weight": "float16"}
 _NORM_WIDTHS = (1, 8, 24, 64, 72, 128, 136, 250, 512, 1032, 2048, 8200)
@@ -122,6 +124,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 2, "C": 2 * 300 + 2 * 40, "Hv": 2, "num_k_heads": 1, "head_k_dim": 300, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
+    **KV,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 

@@ -1,0 +1,201 @@
+// Moving whole blocks of a paged cache, byte ranges of buffers, and gathering tokens by block table.
+//
+// The ladder:
+// 1. In order: a thread takes the same units of every block and goes through the list. That is what the list says
+//    whatever it says, since no thread reads what another one writes; but the copies follow each other.
+// 2. move_blocks_1 ... _16: pairs side by side, unless a small kernel found two that touch the same block; only then
+//    one row of blocks of threads walks the list in order. 16 bytes a thread, four of them under way.
+// 3. move_ranges: the same for ranges of any size and place, 16 bytes at a time where both ends allow it.
+// 4. gather_pages_1 ... _16: gather.cuh.
+#include "gather.cuh"
+
+#define MOST_COPIES 1024  // in one launch, device/kv_blocks.py
+#define UNITS_EACH 4
+
+template <class U>
+VT_FN void move_blocks(i64 pairs, i64 chunks, i64 workers, const i64* ids, const Entries& entries, i64 head_stride,
+                       const void* src, i64 src_block, i64 src_blocks, void* dst, i64 dst_block, i64 dst_blocks,
+                       const i64* in_order) {
+    unsigned worker = blockIdx.x / (unsigned)chunks, chunk = blockIdx.x - worker * (unsigned)chunks;
+    bool ordered = in_order != nullptr && *in_order != 0;
+    if (ordered && worker != 0) return;
+    i64 within[UNITS_EACH];
+    bool there[UNITS_EACH];
+#pragma unroll
+    for (int d = 0; d < UNITS_EACH; ++d) {
+        int lane = (int)(chunk * UNITS_EACH + d) * (int)blockDim.x + (int)threadIdx.x;
+        there[d] = lane < entries.lanes;
+        within[d] = there[d] ? entries.at(lane, head_stride) : 0;
+    }
+    for (i64 pair = worker; pair < pairs; pair += ordered ? 1 : workers) {
+        i64 from = ids[2 * pair], to = ids[2 * pair + 1];
+        if (from < 0 || from >= src_blocks || to < 0 || to >= dst_blocks) continue;
+        U held[UNITS_EACH];
+#pragma unroll
+        for (int d = 0; d < UNITS_EACH; ++d)
+            if (there[d]) held[d] = ((const U*)src)[from * src_block + within[d]];
+#pragma unroll
+        for (int d = 0; d < UNITS_EACH; ++d)
+            if (there[d]) ((U*)dst)[to * dst_block + within[d]] = held[d];
+    }
+}
+
+#define MOVE_BLOCKS(BYTES, U)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256) move_blocks_##BYTES(                                        \
+        i64 pairs, i64 chunks, i64 workers, const i64* ids, i64 lanes, i64 head_lanes, i64 head_stride,           \
+        const void* src, i64 src_block, i64 src_blocks, void* dst, i64 dst_block, i64 dst_blocks,                 \
+        const i64* in_order) {                                                                                    \
+        move_blocks<U>(pairs, chunks, workers, ids, Entries{lanes, head_lanes}, head_stride, src, src_block,      \
+                       src_blocks, dst, dst_block, dst_blocks, in_order);                                         \
+    }
+FOR_UNITS(MOVE_BLOCKS)
+
+// *in_order = whether some block is written twice or, where source and target are the same memory, written and read.
+extern "C" __global__ void __launch_bounds__(MOST_COPIES) pairs_need_order(i64 pairs, const i64* ids, i64 same,
+                                                                           i64* in_order) {
+    __shared__ i64 targets[MOST_COPIES], found;
+    int pair = threadIdx.x;
+    if (pair == 0) found = pairs;
+    if (pair < pairs) targets[pair] = ids[2 * pair + 1];
+    __syncthreads();
+    if (pair < pairs) {
+        i64 source = ids[2 * pair], target = targets[pair];
+        bool meet = false;
+        for (int other = 0; other < pairs; ++other) {
+            i64 written = targets[other];
+            meet |= other != pair && (written == target || (same && written == source));
+        }
+        if (meet) atomicMin(&found, (i64)pair);
+    }
+    __syncthreads();
+    if (pair == 0) *in_order = found < pairs;
+}
+
+// The lowest number whose block lies outside; sources and targets take turns.
+extern "C" __global__ void __launch_bounds__(256) block_ids_fit(i64 numbers, const i64* ids, i64 src_blocks,
+                                                                i64 dst_blocks, i64* lowest) {
+    i64 number = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (number >= numbers) return;
+    i64 id = ids[number];
+    if (id < 0 || id >= (number & 1 ? dst_blocks : src_blocks)) atomicMin(lowest, number);
+}
+
+// Ranges of bytes: range i is `sizes[i]` bytes from `from[i]` of the source to `to[i]` of the target.
+struct Ranges {
+    i64 count;
+    const i64 *from, *to, *sizes;
+    i64 src_room, dst_room;
+
+    enum { SIZE, SOURCE, TARGET, FINE };
+
+    VT_MEMBER int fault(i64 i) const {
+        i64 size = sizes[i];
+        if (size < 0) return SIZE;
+        if (from[i] < 0 || size > src_room || from[i] > src_room - size) return SOURCE;
+        if (to[i] < 0 || size > dst_room || to[i] > dst_room - size) return TARGET;
+        return FINE;
+    }
+};
+
+// `size` bytes by `threads` threads, of which this is number `first`; U where source and target agree modulo it.
+template <class U> VT_FN void move_as(const char* src, char* dst, i64 size, i64 first, i64 threads) {
+    i64 head = (i64)(-(u64)dst & (sizeof(U) - 1));
+    head = head < size ? head : size;
+    i64 body = (size - head) / (i64)sizeof(U), tail = head + body * (i64)sizeof(U);
+    for (i64 begin = first; begin < body; begin += UNITS_EACH * threads) {
+        U held[UNITS_EACH];
+#pragma unroll
+        for (int d = 0; d < UNITS_EACH; ++d)
+            if (begin + d * threads < body) held[d] = ((const U*)(src + head))[begin + d * threads];
+#pragma unroll
+        for (int d = 0; d < UNITS_EACH; ++d)
+            if (begin + d * threads < body) ((U*)(dst + head))[begin + d * threads] = held[d];
+    }
+    if (first < head) dst[first] = src[first];
+    if (first < size - tail) dst[tail + first] = src[tail + first];
+}
+
+// The same by one block of threads where the two may overlap: all of a stretch is read before any of it is written.
+template <class U> VT_FN void move_overlapping(const char* src, char* dst, i64 size) {
+    i64 units = size / (i64)sizeof(U), stretch = (i64)UNITS_EACH * blockDim.x;
+    i64 stretches = (units + stretch - 1) / stretch;
+    bool upwards = (u64)dst <= (u64)src;
+    for (i64 number = 0; number < stretches; ++number) {
+        i64 begin = (upwards ? number : stretches - 1 - number) * stretch + threadIdx.x;
+        U held[UNITS_EACH];
+#pragma unroll
+        for (int d = 0; d < UNITS_EACH; ++d)
+            if (begin + d * blockDim.x < units) held[d] = ((const U*)src)[begin + d * blockDim.x];
+        __syncthreads();
+#pragma unroll
+        for (int d = 0; d < UNITS_EACH; ++d)
+            if (begin + d * blockDim.x < units) ((U*)dst)[begin + d * blockDim.x] = held[d];
+        __syncthreads();
+    }
+}
+
+#define RANGES                                                                                                    \
+    i64 count, const i64 *from, const i64 *to, const i64 *sizes, i64 src_room, i64 dst_room
+#define THE_RANGES Ranges{count, from, to, sizes, src_room, dst_room}
+
+extern "C" __global__ void __launch_bounds__(256) move_ranges(RANGES, i64 workers, const char* src, char* dst,
+                                                              const i64* in_order) {
+    const Ranges ranges = THE_RANGES;
+    if (in_order != nullptr && *in_order != 0) {
+        if (blockIdx.x != 0) return;
+        for (i64 i = 0; i < count; ++i) {
+            if (ranges.fault(i) != Ranges::FINE) continue;
+            u64 places = (u64)(src + from[i]) | (u64)(dst + to[i]) | (u64)sizes[i];
+            if (places % 16 == 0) move_overlapping<uint4>(src + from[i], dst + to[i], sizes[i]);
+            else move_overlapping<char>(src + from[i], dst + to[i], sizes[i]);
+        }
+        return;
+    }
+    i64 i = blockIdx.x / (unsigned)workers, worker = blockIdx.x % (unsigned)workers;
+    if (ranges.fault(i) != Ranges::FINE) return;
+    i64 first = worker * blockDim.x + threadIdx.x, threads = workers * blockDim.x;
+    const char* source = src + from[i];
+    char* target = dst + to[i];
+    u64 apart = (u64)source ^ (u64)target;
+    if (apart % 16 == 0) move_as<uint4>(source, target, sizes[i], first, threads);
+    else if (apart % 4 == 0) move_as<unsigned>(source, target, sizes[i], first, threads);
+    else move_as<char>(source, target, sizes[i], first, threads);
+}
+
+VT_FN bool meet(i64 a, i64 b, i64 size_a, i64 size_b) { return size_a && size_b && a < b + size_b && b < a + size_a; }
+
+// *in_order = whether a byte is written twice or, where source and target are the same memory, written and read.
+extern "C" __global__ void __launch_bounds__(MOST_COPIES) ranges_need_order(RANGES, i64 same, i64* in_order) {
+    __shared__ i64 targets[MOST_COPIES], lengths[MOST_COPIES], found;
+    const Ranges ranges = THE_RANGES;
+    int i = threadIdx.x;
+    if (i == 0) found = count;
+    if (i < count) {
+        targets[i] = to[i];
+        lengths[i] = ranges.fault(i) == Ranges::FINE ? sizes[i] : 0;
+    }
+    __syncthreads();
+    if (i < count && lengths[i]) {
+        bool touch = false;
+        for (int j = 0; j < count; ++j) {
+            touch |= j != i && meet(targets[i], targets[j], lengths[i], lengths[j]);
+            touch |= same && (j != i || from[i] != to[i]) && meet(from[i], targets[j], lengths[i], lengths[j]);
+        }
+        if (touch) atomicMin(&found, (i64)i);
+    }
+    __syncthreads();
+    if (i == 0) *in_order = found < count;
+}
+
+// The lowest (kind of fault, range) as kind << 56 | number.
+extern "C" __global__ void __launch_bounds__(256) ranges_fit(RANGES, i64* lowest) {
+    const Ranges ranges = THE_RANGES;
+    i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    int fault = ranges.fault(i);
+    if (fault != Ranges::FINE) atomicMin(lowest, (i64)fault << 56 | i);
+}
+
+#define GATHER_PAGES(BYTES, U) GATHER_KERNEL(gather_pages_##BYTES, U)
+FOR_UNITS(GATHER_PAGES)
+CHECK_KERNEL(check_gather_pages)
