@@ -93,13 +93,19 @@ def generate(
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the random stream; the same seed gives the same text.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, or cuda for the current GPU.")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Continue a text with a model, streaming it as it comes."""
+    from vtlab.device import DeviceError
+
     from .generating import generate as run
 
     settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    result = run(model, prompt, settings, dtype, None if as_json else _write)
+    try:
+        result = run(model, prompt, settings, dtype, device, None if as_json else _write)
+    except DeviceError as error:
+        sys.exit(f"vtlab generate: {error}")
     if as_json:
         _print_json(result)
     else:

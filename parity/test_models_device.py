@@ -6,11 +6,15 @@ may not do; there the oracle stands in for the kernels.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
 from vtlab.models.batch import DecodeInputs, Slice, build
+from vtlab.models.demo import demo_installed
 from vtlab.models.engine import Engine
+from vtlab.models.loading import load_decoder
 from vtlab.models.runner import Runner, padded_sizes
 from vtlab.models.sampling_params import SamplingParams
 from vtlab.ops import arrays, dispatch
@@ -20,6 +24,7 @@ from vtlab.ops.outputs import write_out
 from vtlab.ops.table import lookup
 
 from .emulated_arrays import Array, RecordingRuntime, emulated_arrays
+from .gate_tokens import select_tokens
 from .goldens import token_golden
 from .test_engine import decoder as small_decoder
 from .test_engine import prompt
@@ -71,6 +76,18 @@ def test_tokens_are_vllms(device, name, dtype, tmp_path):
     model = tiny_decoder(name, dtype, dtype, tmp_path).on(device)
     verdict = token_gate(token_golden(f"{name}_{dtype}"), model, None if dtype == "float32" else exact)
     assert verdict.kind == "strict" or (dtype == "bfloat16" and verdict.kind == "near-tie"), verdict
+
+
+def test_real_models_generate_vllms_tokens(request, device):
+    """The demo model where it is installed, and the GGUF files of goldens in VTLAB_GGUF, on a GPU."""
+    files = [name for name in os.environ.get("VTLAB_GGUF", "").split(os.pathsep) if name]
+    sources = select_tokens((*files, *["demo"] * demo_installed())) if files or demo_installed() else []
+    if request.config.getoption("--device") != "cuda" or not sources:
+        pytest.skip("needs a GPU (--device cuda) and a model (VTLAB_GGUF, or the demo extra)")
+    for source in sources:
+        golden = token_golden(source.golden)
+        verdict = token_gate(golden, load_decoder(source.file, golden["dtype"], 256).on(device))
+        assert verdict.kind == "strict", (source.golden, verdict)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
