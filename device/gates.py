@@ -9,7 +9,7 @@ import numpy as np
 
 from vtlab.ops import providers
 
-from .launch import KINDS, PROVIDER, as_rows, kind, map_rows, results, start, vectors
+from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype(np.float32)
@@ -79,6 +79,12 @@ def gdn_post_conv(
         tokens, heads, conv, stride, kind(conv), num_k_heads, head_k_dim, value_width, q, k, v, kind(q),
         np.float32(eps), *_gate_args(op, a, b, A_log, dt_bias, g, beta),
     ]  # fmt: skip
-    warps = tokens * (2 * num_k_heads + heads)
-    start(op, "gates", "gdn_post_conv", -(-warps * 32 // _THREADS), (_THREADS, 1), args)
+    widths = (head_k_dim, value_width)
+    wide = max(widths) <= 32 * VECTOR and all(
+        vectors(width, (conv, stride), (q, head_k_dim), (k, head_k_dim), (v, value_width)) for width in widths
+    )
+    lanes = 1 << (-(-max(widths) // VECTOR) - 1).bit_length() if wide else 32
+    threads = tokens * (2 * num_k_heads + heads) * lanes
+    kernel = f"gdn_post_conv_v{VECTOR if wide else 1}"
+    start(op, "gates", kernel, -(-threads // _THREADS), (_THREADS, 1), [*args, lanes])
     return q, k, v, g, beta

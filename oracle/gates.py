@@ -219,7 +219,7 @@ def _lanes_add_up(arguments, axes):
     ),
     order=str(TREE),
     parity=Parity("bytes"),
-    mirror=Bound("max(6, (Dk/256 + 10) / 2 + 5)", scale=_post_conv_scale, ulps=1, why="as l2norm; " + _GATE_WHY),
+    mirror=Bound("max(6, (Dk/256 + 17) / 2 + 5)", scale=_post_conv_scale, ulps=1, why="as l2norm; " + _GATE_WHY),
     nan=_GATE_NAN,
     layout="conv, a and b may have strided rows; the results are contiguous",
     upstream="vllm/third_party/flash_linear_attention/ops/fused_gdn_prefill_post_conv.py: fused_post_conv_prep",

@@ -1,7 +1,7 @@
 """Norms over the last axis: RMSNorm (plain, Gemma, with residual), gated RMSNorm, L2 norm, LayerNorm.
 
-All statistics are sums in `strided_tree(256)` order, and all inverse roots are a division of a square root: the
-GPU's reciprocal square root is another bit pattern.
+All statistics are sums in the order of a block of 256 threads that load eight neighbours each, and all inverse roots
+are a division of a square root: the GPU's reciprocal square root is another bit pattern.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, refuse
-from vtlab.ops.numerics import strided_tree
+from vtlab.ops.numerics import block_butterfly
 from vtlab.ops.table import op
 
 _ROW = "KERNEL-EW-NORM-ACT"
-TREE = strided_tree(256)
-# Roundings on the longest path of a sum of n squares in tree order: the square, ceil(n/256) adds, 8 tree levels.
-_SUM = "{n}/256 + 10"
+TREE = block_butterfly(256, vector=8, across="tree")
+# Roundings on the longest path of a sum of n squares: the square, 8 ceil(n/2048) adds to a partial, 8 tree levels.
+_SUM = "{n}/256 + 17"
 _OUT_DTYPE = Choice(("float32", "bfloat16", "float16"), optional=True)
 
 

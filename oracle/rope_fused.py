@@ -21,7 +21,7 @@ from .rope_rotation import (
 )
 
 # The norm's relative error (half of the sum's, and five more operations) passes through the rotation as well.
-_NORM_ROTATION = Bound("1.5 * ((D/256 + 10) / 2 + 8)", scale="row", why="the norm's error, then the rotation's")
+_NORM_ROTATION = Bound("1.5 * ((D/256 + 17) / 2 + 8)", scale="row", why="the norm's error, then the rotation's")
 
 
 def _normed(nx, x, weight, eps, gemma):
@@ -131,7 +131,7 @@ def attn_qk_norm_rope_gate(
     rounding=("q, k = round(rotation of x * inv * w); v is copied",),
     order=str(TREE),
     parity=Parity("bytes"),
-    mirror=Bound("1.5 * ((D/256 + 10) / 2 + 8)", scale=lambda arguments, results: _by_head(arguments, results[0]),
+    mirror=Bound("1.5 * ((D/256 + 17) / 2 + 8)", scale=lambda arguments, results: _by_head(arguments, results[0]),
                  why="the norm's error, then the rotation's, within each head"),
     nan="a NaN spoils its head of q or k; v keeps its bytes",
     layout="the heads of q, then of k, then of v",

@@ -44,14 +44,20 @@ def stored(values: Iterable[float], like: np.ndarray, kind: str | None = None) -
 
 
 def tree256(values: Sequence[np.float32]) -> np.float32:
-    """The float32 sum of one thread block of 256: strided partial sums from 0, then halving the block."""
+    """The float32 sum of a block of 256 threads that take eight neighbours at a time: warps, then over the warps."""
     lanes = [np.float32(0)] * 256
     for index, value in enumerate(values):
-        lanes[index % 256] = np.float32(lanes[index % 256] + value)
-    while len(lanes) > 1:
-        half = len(lanes) // 2
-        lanes = [np.float32(lanes[t] + lanes[t + half]) for t in range(half)]
-    return lanes[0]
+        thread = index // 8 % 256
+        lanes[thread] = np.float32(lanes[thread] + value)
+    return _halved([_halved(lanes[first : first + 32]) for first in range(0, 256, 32)])
+
+
+def _halved(partials: Sequence[np.float32]) -> np.float32:
+    """The upper half added to the lower one until one is left."""
+    while len(partials) > 1:
+        half = len(partials) // 2
+        partials = [np.float32(partials[t] + partials[t + half]) for t in range(half)]
+    return partials[0]
 
 
 def flip_share(roundings: float, elements: int) -> float:

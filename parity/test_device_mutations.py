@@ -18,15 +18,17 @@ SURVIVED = 3
 
 WRONGS = {
     "norm": {
-        "drop a level of the lanes' tree": ("    total += other_lane(total, half >> 1);\n", ""),
-        "drop a level of the warp's tree": ("p[0] += p[2];", ""),
-        "255 partials": ("at < width; at += 256) partial += term(at)", "at < width; at += 255) partial += term(at)"),
+        "drop a level of the lanes' tree": ("m = lanes >> 1; m >= 1; m >>= 1", "m = lanes >> 1; m >= 2; m >>= 1"),
+        "drop a level over the warps": ("((s[0] + s[4]) + (s[2] + s[6])) +", "(s[0] + s[4]) +"),
+        "overlapping turns": ("#define TREE_SPAN 2048", "#define TREE_SPAN 2040"),
+        "neighbours backwards": ("partial += v[j] * v[j];", "partial += v[V - 1 - j] * v[V - 1 - j];"),
         "sum for mean": ("count > 0.0f ? total / count : total", "total"),
-        "normalise the unrounded sum": ("if (!(flags & NATIVE)) widen(v, raw.residual, residual_kind);", ""),
+        "normalise the unrounded sum": ("if (flags & NATIVE) return;", "return;"),
         "Gemma's weight without one": ("scaled * (w[j] + 1.0f)", "scaled * w[j]"),
         "forget the first of the native roundings": ("through(scaled, weight_kind) * w[j]", "scaled * w[j]"),
         "keep the mean": ("v[j] = (v[j] - mean) * inverse;", "v[j] = v[j] * inverse;"),
-        "do not wait for the row": ("    copies_arrive();\n", ""),
+        "do not wait for the warps": ("warps[threadIdx.x >> 5] = partial;\n    __syncthreads();",
+                                      "warps[threadIdx.x >> 5] = partial;"),
         "SiLU for the sigmoid": ("if (sigmoid) gate_products<false>", "if (sigmoid) gate_products<true>"),
     },
     "activation": {

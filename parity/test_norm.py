@@ -219,7 +219,7 @@ def test_norms_refuse(name):
 mutations("rms_norm", {
     "drop the square root": ("nx.sqrt(", "(", "inverse_rms"),
     "forget eps": ("nx.add(total, eps)", "total", "inverse_rms"),
-    "255 lanes": ("order=TREE", "order=strided_tree(255)", "inverse_rms"),
+    "224 threads": ("order=TREE", "order=block_butterfly(224, vector=8)", "inverse_rms"),
     "divide by the count plus one": ("max(value.shape[-1], 1)", "value.shape[-1] + 1", "inverse_rms"),
     "normalise the unrounded sum": ("total if native else", "total if True else"),
     "normalise the rounded sum in the native form": ("total if native else nx.load(residual)", "nx.load(residual)"),

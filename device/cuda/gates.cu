@@ -4,8 +4,8 @@
 // 1. sigmoid_gate_v1: an element a thread; sigmoid_gate_v8: 16-byte loads and stores; fast functions where they give
 //    the polynomial's bytes (fast.cuh).
 // 2. gdn_g_beta: a (token, head) a thread.
-// 3. gdn_post_conv: a warp a head; the L2 norm's 256 partials are eight accumulators a lane, its value heads' warps
-//    also make the gates, so that the chain of four ops is one pass over conv.
+// 3. gdn_post_conv_v1: a warp a head, and a value head's warp also makes its gates, so that the chain of four ops is
+//    one pass over conv; gdn_post_conv_v8: a head in the registers of up to 32 lanes, 16 bytes a lane.
 #include "fast.cuh"
 #include "rows.cuh"
 #include "tree.cuh"
@@ -77,49 +77,77 @@ extern "C" __global__ void __launch_bounds__(256) gdn_g_beta(i64 tokens, i64 hea
     if (at < tokens * heads) gates.make(at / heads, at % heads);
 }
 
-// Heads of one token in order: keys q, keys k, values v with their gates.
-extern "C" __global__ void __launch_bounds__(256) gdn_post_conv(
-    i64 tokens, i64 heads, const void* conv, i64 stride, i64 kind, i64 keys, i64 key_width, i64 value_width, void* q,
-    void* k, void* v, i64 out_kind, float eps, GATES_PARAMETERS) {
+#define POST_CONV_PARAMETERS                                                                                      \
+    i64 tokens, i64 heads, const void *conv, i64 stride, i64 kind, i64 keys, i64 key_width, i64 value_width, void *q, \
+        void *k, void *v, i64 out_kind, float eps, GATES_PARAMETERS
+
+// The heads of a token, in order: keys q, keys k, then the values. One of them, and where it goes.
+struct Head {
+    i64 token, head, begin, to;
+    int width;
+    void* out;
+    bool value;
+};
+
+VT_FN Head head_of(i64 unit, i64 heads, i64 stride, i64 keys, i64 key_width, i64 value_width, void* q, void* k, void* v) {
+    i64 units = 2 * keys + heads, token = unit / units, head = unit % units;
+    if (head < 2 * keys)
+        return {token, head, token * stride + head * key_width, (token * keys + head % keys) * key_width,
+                (int)key_width, head < keys ? q : k, false};
+    head -= 2 * keys;
+    return {token, head, token * stride + 2 * keys * key_width + head * value_width,
+            (token * heads + head) * value_width, (int)value_width, v, true};
+}
+
+extern "C" __global__ void __launch_bounds__(256) gdn_post_conv_v1(POST_CONV_PARAMETERS, i64) {
     const Gates gates = GATES_ARGUMENTS;
-    i64 unit = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32, units = 2 * keys + heads;
+    i64 unit = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x & 31;
-    if (unit >= tokens * units) return;  // a whole warp
-    i64 token = unit / units, head = unit % units;
-    float x[1];
-    if (head < 2 * keys) {
-        i64 begin = token * stride + head * key_width;
+    if (unit >= tokens * (2 * keys + heads)) return;  // a whole warp
+    const Head head = head_of(unit, heads, stride, keys, key_width, value_width, q, k, v);
+    float x[1], inverse = 1.0f;
+    if (!head.value) {
         float p[8] = {};
-        for (i64 base = 0; base < key_width; base += 256) {
+        for (int base = 0; base < head.width; base += TREE_SPAN) {
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                i64 i = base + 32 * j + lane;
-                if (i < key_width) {
-                    load(x, conv, begin + i, (int)kind);
-                    p[j] += x[0] * x[0];
+            for (int w = 0; w < 8; ++w) {
+                int first = base + (lane + 32 * w) * 8;
+                for (int i = first; i < first + 8 && i < head.width; ++i) {
+                    load(x, conv, head.begin + i, (int)kind);
+                    p[w] += x[0] * x[0];
                 }
             }
         }
-        float inverse = inverse_root(tree_of_strided(p), 0.0f, eps);
-        void* out = head < keys ? q : k;
-        i64 to = (token * keys + head % keys) * key_width;
-        for (i64 i = lane; i < key_width; i += 32) {
-            load(x, conv, begin + i, (int)kind);
-            x[0] = x[0] * inverse;
-            store(out, to + i, x, (int)out_kind);
-        }
-        return;
+        inverse = inverse_root(tree_of_warp(p), 0.0f, eps);
     }
-    head -= 2 * keys;
-    i64 begin = token * stride + 2 * keys * key_width + head * value_width;
-    for (i64 i = lane; i < value_width; i += 32) {
-        Raw<1> raw = fetch<1>(conv, begin + i, (int)kind);
-        if (kind == out_kind) {
-            put(v, (token * heads + head) * value_width + i, raw, (int)kind);
-        } else {
-            widen(x, raw, (int)kind);
-            store(v, (token * heads + head) * value_width + i, x, (int)out_kind);
-        }
+    for (int i = lane; i < head.width; i += 32) {
+        Raw<1> raw = fetch<1>(conv, head.begin + i, (int)kind);
+        widen(x, raw, (int)kind);
+        x[0] = x[0] * inverse;
+        if (head.value && kind == out_kind) put(head.out, head.to + i, raw, (int)kind);
+        else store(head.out, head.to + i, x, (int)out_kind);
     }
-    if (lane == 0) gates.make(token, head);
+    if (head.value && lane == 0) gates.make(head.token, head.head);
+}
+
+// `lanes` neighbouring lanes a head of at most 8 * lanes elements.
+extern "C" __global__ void __launch_bounds__(256) gdn_post_conv_v8(POST_CONV_PARAMETERS, i64 lanes) {
+    const Gates gates = GATES_ARGUMENTS;
+    int team = (int)lanes, lane = threadIdx.x & (team - 1);
+    i64 unit = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / team;
+    bool there = unit < tokens * (2 * keys + heads);  // who is not still takes part in its warp's exchanges
+    const Head head = head_of(there ? unit : 0, heads, stride, keys, key_width, value_width, q, k, v);
+    bool mine = there && lane * 8 < head.width;
+    Raw<8> raw = {};
+    float x[8], partial = 0.0f;
+    if (mine) raw = fetch<8>(conv, head.begin + lane * 8, (int)kind);
+    if (there && head.value && lane == 0) gates.make(head.token, head.head);
+    widen(x, raw, (int)kind);
+    add_squares(partial, x);
+    float inverse = inverse_root(tree_of_lanes(partial, team), 0.0f, eps);
+    if (!mine) return;
+    if (head.value && kind == out_kind) return put(head.out, head.to + lane * 8, raw, (int)kind);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = head.value ? x[j] : x[j] * inverse;
+    store(head.out, head.to + lane * 8, x, (int)out_kind);
 }

@@ -1,56 +1,57 @@
-// strided_tree(256): partial t = x[t] + x[t + 256] + ..., then p[t] += p[t + s] for s = 128 ... 1. Whoever holds the
-// partials, each pair is added once and a float32 sum of two does not depend on their order, so all forms below give
-// the same bits, to every thread. A partial that nothing was added to is +0, which changes no sum of +0-started ones.
+// block_butterfly(256, vector=8, across=tree), the order of every statistic over a row. Partial t of 256 is
+// x[8t] + ... + x[8t + 7], then the eight elements 2048 further on, and so on; in each warp of partials p[l] += p[l ^ m]
+// for m = 16 ... 1; then over the eight warps the same for m = 4, 2, 1.
+//
+// A float32 sum of two does not depend on their order, so all forms below give the same bits, to every thread. Partials
+// that nothing was added to are +0, which changes no sum of +0-started ones: narrow rows may leave them out.
 #pragma once
 #include "storage.cuh"
 
 #define VT_ALL_LANES 0xffffffffu
+#define TREE_SPAN 2048  // elements that the 256 partials take at a time
 
 VT_FN float other_lane(float x, int distance) { return __shfl_xor_sync(VT_ALL_LANES, x, distance); }
 
-// `lanes` neighbouring lanes (32, 16 or 8) hold the partials 8 * lane ... 8 * lane + 7; with fewer lanes the missing
-// ones are +0. While eight sums a lane are left, a lane and its partner split them: 12 exchanges instead of 40.
-VT_FN float tree_of_neighbours(float (&p)[8], int lanes) {
-    int lane = threadIdx.x & 31, half = lanes >> 1;
-    bool upper = lane & half;
+// A lane's eight neighbours, added to its partial one by one.
+VT_FN void add_terms(float& partial, const float (&x)[8]) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float sent = upper ? p[j] : p[j + 4];
-        p[j] = (upper ? p[j + 4] : p[j]) + other_lane(sent, half);
-    }
-    upper = lane & (half >> 1);
+    for (int j = 0; j < 8; ++j) partial += x[j];
+}
+VT_FN void add_squares(float& partial, const float (&x)[8]) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        float sent = upper ? p[j] : p[j + 2];
-        p[j] = (upper ? p[j + 2] : p[j]) + other_lane(sent, half >> 1);
-    }
-    upper = lane & (half >> 2);
-    float sent = upper ? p[0] : p[1];
-    float total = (upper ? p[1] : p[0]) + other_lane(sent, half >> 2);
-    for (int m = half >> 3; m >= 1; m >>= 1) total += other_lane(total, m);
-    total += other_lane(total, half);
-    total += other_lane(total, half >> 1);
-    return total + other_lane(total, half >> 2);
+    for (int j = 0; j < 8; ++j) partial += x[j] * x[j];
 }
 
-// A warp holds the partials lane + 32 * k.
-VT_FN float tree_of_strided(float (&p)[8]) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) p[k] += p[k + 4];
-    p[0] += p[2];
-    p[1] += p[3];
-    float total = p[0] + p[1];
-#pragma unroll
-    for (int m = 16; m >= 1; m >>= 1) total += other_lane(total, m);
-    return total;
+// `lanes` (1, 2, 4 ... 32) neighbouring lanes hold the partials of a row of up to 8 * lanes elements.
+VT_FN float tree_of_lanes(float partial, int lanes) {
+    for (int m = lanes >> 1; m >= 1; m >>= 1) partial += other_lane(partial, m);
+    return partial;
 }
 
-// 256 partials in shared memory, complete for all warps of the block: every warp adds them up for itself.
-VT_FN float tree_of_shared(const float* partials) {
-    float p[8];
+VT_FN float tree_of_eight(const float (&s)[8]) {
+    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+// Thread t of a block of whole warps, at most 256 threads, holds partial t. `warps`: 8 floats of shared memory that no
+// other sum of this kernel uses. Every thread of the block must come here.
+VT_FN float tree_of_block(float partial, float* warps) {
+    partial = tree_of_lanes(partial, 32);
+    int count = blockDim.x >> 5;
+    if (count == 1) return partial;
+    if ((threadIdx.x & 31) == 0) warps[threadIdx.x >> 5] = partial;
+    __syncthreads();
+    float s[8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) p[k] = partials[(threadIdx.x & 31) + 32 * k];
-    return tree_of_strided(p);
+    for (int w = 0; w < 8; ++w) s[w] = w < count ? warps[w] : 0.0f;
+    return tree_of_eight(s);
+}
+
+// One warp holds all 256: lane l partial l + 32 * w in p[w].
+VT_FN float tree_of_warp(const float (&p)[8]) {
+    float s[8];
+#pragma unroll
+    for (int w = 0; w < 8; ++w) s[w] = tree_of_lanes(p[w], 32);
+    return tree_of_eight(s);
 }
 
 // 1 / sqrt(total / count + eps), or of the total itself for count = 0; every step rounds.

@@ -37,9 +37,19 @@ class Order:
         Strided: the padded axis reshapes to [steps, lanes, vector]. Contiguous chunks: to [lanes, vector], one step.
         """
         if self.chunk == 0:
-            return max(1, -(-length // (self.lanes * self.vector))), self.lanes, self.vector
+            lanes = self._needed(length)
+            return max(1, -(-length // (lanes * self.vector))), lanes, self.vector
         size = self.chunk if self.chunk > 0 else max(1, -(-length // self.lanes))
         return 1, self.lanes or max(1, -(-length // size)), size
+
+    def _needed(self, length: int) -> int:
+        """How many of a power of two of strided lanes get an element: the others are +0, and trees may leave them."""
+        lanes, used = self.lanes, -(-length // self.vector)
+        if lanes & (lanes - 1) or any(how != "tree" for how, _ in self.join):
+            return lanes
+        while lanes > 1 and lanes // 2 >= used:
+            lanes //= 2
+        return lanes
 
 
 sequential = Order("sequential")

@@ -94,7 +94,7 @@ def _join(partial: np.ndarray, order: Order) -> np.ndarray:
     """[..., L] -> [...]: the stages of the order, one after the other."""
     for how, group in order.join:
         lead, lanes = partial.shape[:-1], partial.shape[-1]
-        group = group or lanes
+        group = min(group or lanes, lanes)
         partial = _JOINS[how](partial.reshape(*lead, lanes // group, group))
     return partial[..., 0]
 
