@@ -186,7 +186,8 @@ def rms_norm_gated_quant_fp8(nx, x, gate, weight, scale, *, eps=1e-6, sigmoid_ga
     rounding={
         "vt": ("residual = round(x + residual)", "y = round(residual_or_x * inv * w) to x's dtype",
                "fp8: scale and out as dynamic_per_token_scaled_fp8_quant of y",
-               "int8: scale = max(f32(min(max|y|, scale_ub) / 127), 2^-23)", "int8: out = nearest even of f32(y / scale)"),
+               "int8: scale = max(f32(min(max|y|, scale_ub) / 127), 2^-23)",
+               "int8: out = nearest even of f32(y / scale)"),
         "vllm": ('y as rms_norm under "vllm_native"', "then as vt, the fp8 scale as the quantiser's"),
         "vllm_native": ('y as rms_norm under "vllm_native"', "then the quantiser's native form; int8 as vt"),
     },
@@ -231,15 +232,20 @@ def rms_norm_dynamic_per_token_quant(
     return found if residual is None else (*found, residual)
 
 
-def _block_quant(nx, y, group_size, scale_ub, column_major, rounding):
-    """(codes, scales [..., G]) of float32 values, one scale a group; y / scale is a true division."""
+def _block_quant(nx, y, group_size, column_major, rounding, size_ub=None, scale_ub=None):
+    """(codes, scales [..., G]) of float32 values, one scale a group; y / scale is a true division.
+
+    size_ub bounds max|y|, scale_ub the scale.
+    """
     grouped = in_groups(nx, y, group_size)
     size = largest(nx, grouped)
+    if size_ub is not None:
+        size = nx.minimum(size, nx.load(size_ub))
+    scale = single(nx, nx.mul(size, RECIPROCAL) if rounding == "vllm" else nx.div(size, LARGEST))
     if scale_ub is not None:
-        size = nx.minimum(size, nx.load(scale_ub))
-    scale = nx.mul(size, RECIPROCAL) if rounding == "vllm" else nx.div(size, LARGEST)
-    scale = nx.maximum(single(nx, scale), SCALE_FLOOR)
-    codes = group_codes(nx, grouped, scale, y.shape[-1], rounding)
+        scale = nx.minimum(scale, nx.load(scale_ub))
+    scale = nx.maximum(scale, SCALE_FLOOR)
+    codes = group_codes(nx, grouped, scale, y.shape[-1], NAN_CODES[rounding])
     return codes, lay_out(nx.store(scale[..., 0], np.float32), column_major)
 
 
@@ -284,7 +290,7 @@ def rms_norm_per_block_quant(
     Source: vllm/_custom_ops.py, rms_norm_per_block_quant.
     """
     y, residual = _norm(nx, x, weight, residual, eps, False, _DYNAMIC_NORM[rounding])
-    found = _block_quant(nx, y, group_size, scale_ub, column_major, rounding)
+    found = _block_quant(nx, y, group_size, column_major, rounding, size_ub=scale_ub)
     return found if residual is None else (*found, residual)
 
 
@@ -331,7 +337,7 @@ def silu_and_mul_quant(nx, x, scale, *, rounding="vt"):
     returns={"out": Tensor("... D", ("uint8",), holds="float8_e4m3fn"), "scale": Tensor("... G", ("float32",))},
     rounding={
         "vt": ("y = round(silu(gate) * up) to x's dtype",
-               "scale = max(f32(min(max|y|, scale_ub) / 448), f32(1 / (448 * 512)))", "out = e4m3(f32(y / scale))"),
+               "scale = max(min(f32(max|y| / 448), scale_ub), f32(1 / (448 * 512)))", "out = e4m3(f32(y / scale))"),
         "vllm": ("y = f32(silu(gate) * up), never rounded to x's dtype", "scale = max(f32(max|y| * f32(1 / 448)), ...)",
                  "out as vt"),
     },
@@ -352,7 +358,8 @@ def silu_and_mul_per_block_quant(nx, x, *, group_size=128, scale_ub=None, column
     """y = silu(x[..., :D]) * x[..., D:], scale[t, g] = max(max|y[t, g]| / 448, 1 / (448 * 512)), out = e4m3(y / scale).
 
     Shapes: x [..., 2*D], gate half first; scale_ub float32 [1] or None; out codes [..., D]; scale float32 [..., G],
-    G = ceil(D / group_size), a last group that is not full counting as filled up with zeros.
+    G = ceil(D / group_size), a last group that is not full counting as filled up with zeros. Unlike elsewhere, scale_ub
+    bounds the scale, not max|y|.
     Rounding points: "vt" rounds y to x's dtype, as `silu_and_mul` stores it; "vllm" keeps float32. Then the scale and
     the quotient (a true division) to float32, then the code.
     Errors: ContractError for an odd last axis, group_size < 1, a bad scale_ub.
@@ -363,4 +370,4 @@ def silu_and_mul_per_block_quant(nx, x, *, group_size=128, scale_ub=None, column
         y = single(nx, nx.mul(nx.silu(nx.load(x[..., :half])), nx.load(x[..., half:])))
     else:
         y = nx.load(silu_and_mul.body(nx, x, rounding="vt"))
-    return _block_quant(nx, y, group_size, scale_ub, column_major, rounding)
+    return _block_quant(nx, y, group_size, column_major, rounding, scale_ub=scale_ub)

@@ -1,8 +1,8 @@
 """FP8 (e4m3fn) quantisers: static, dynamic per tensor, per token, per group of neighbours.
 
-Results are codes, one byte each (uint8, as vLLM keeps them in int8 or uint8 buffers and as CuPy can hold them);
-``codes.view(ml_dtypes.float8_e4m3fn)`` reads their values. Scales are float32, and every float32 operation on the way to
-a code is a rounding point of the definition, so truth and mirror agree to the byte.
+Results are codes, one byte each, in uint8 arrays, because CuPy has none of float8: ``codes.view(float8_e4m3fn)`` reads
+their values. Scales are float32, and every float32 operation on the way to a code is a rounding point of the
+definition, so truth and mirror agree to the byte.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from vtlab.ops.contract import EXACT, Bound, Choice, Flag, Parity, Scalar, Tensor, refuse
+from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, refuse
 from vtlab.ops.table import op
 
 _ROW = "KERNEL-GEMM-FP8"
@@ -212,9 +212,9 @@ def power_of_two(nx, scale):
     return nx.where((scale > 0) & np.isfinite(scale), power, scale)
 
 
-def group_codes(nx, grouped, scale, width, rounding):
+def group_codes(nx, grouped, scale, width, nan):
     """Codes [..., width] of e4m3(grouped / scale); scale [..., G, 1]."""
-    codes = e4m3(nx, nx.div(grouped, scale), NAN_CODES[rounding])
+    codes = e4m3(nx, nx.div(grouped, scale), nan)
     return codes.reshape(*codes.shape[:-2], -1)[..., :width]
 
 
@@ -248,8 +248,8 @@ def lay_out(scale, column_major):
     },
     parity=Parity("bytes"),
     mirror=_EXACT,
-    nan='passed over in the maximum, then 0x7F ("vllm": 0x7E); "vllm_native": one NaN makes its group NaN. A group with '
-    "an infinity has an infinite scale, codes 0 and NaN for the infinity",
+    nan='passed over in the maximum, then 0x7F ("vllm": -448, 0xFE); "vllm_native": one NaN makes its group NaN. A '
+    "group with an infinity has an infinite scale, codes 0 and NaN for the infinity",
     layout="scale is [..., M, G]; column_major swaps these two axes in memory: strides (4, 4 M), what block-scaled "
     "GEMMs on Hopper read",
     upstream=f"{_VLLM}.per_token_group_fp8_quant; fp8_utils.py: per_token_group_quant_fp8; "
@@ -281,5 +281,5 @@ def per_token_group_quant_fp8(nx, x, *, group_size=128, eps=1e-10, ue8m0=False, 
         scale = power_of_two(nx, scale if native else nx.maximum(scale, float(np.float32(1e-10))))
     if native:
         scale = nx.maximum(scale, SCALE_FLOOR)
-    codes = group_codes(nx, grouped, scale, x.shape[-1], rounding)
+    codes = group_codes(nx, grouped, scale, x.shape[-1], 0xFE if rounding == "vllm" else 0x7F)
     return codes, lay_out(nx.store(scale[..., 0], np.float32), column_major)
