@@ -9,6 +9,9 @@ import numpy as np
 
 from .contract import refuse
 
+LLAMA3 = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+"""What Llama 3's rescaling needs."""
+
 
 def number(parameters: Mapping, key: str, default: float | None = None, *, above: float = 0.0) -> float:
     """parameters[key], or the default, as a finite float > `above`; refuses any other value, and none at all."""
@@ -36,9 +39,7 @@ def plain(base: float, width: int, real: type) -> np.ndarray:
 
 def llama3(inv: np.ndarray, parameters: Mapping) -> np.ndarray:
     """Keeps wavelengths under L/high, divides those over L/low by the factor, blends linearly in between."""
-    factor = number(parameters, "factor")
-    low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
-    length = number(parameters, "original_max_position_embeddings")
+    factor, low, high, length = (number(parameters, key) for key in LLAMA3)
     with np.errstate(divide="ignore"):
         wavelength = 2 * math.pi / inv
     blend = (length / wavelength - low) / (high - low) if low != high else np.zeros_like(inv)

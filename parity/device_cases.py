@@ -14,6 +14,7 @@ from vtlab.ops.contract import Tensor, example
 from vtlab.ops.table import Op, lookup, table
 
 from .device_edges_kv import EDGES as KV
+from .device_edges_rope import EDGES as ROPE
 
 _16 = {"x": "bfloat16", "weight": "bfloat16"}
 _F16 = {"x": "float16", "weight": "float16"}
@@ -124,7 +125,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 2, "C": 2 * 300 + 2 * 40, "Hv": 2, "num_k_heads": 1, "head_k_dim": 300, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **KV,
+    **KV, **ROPE,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
@@ -210,7 +211,7 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
     for name, spec in found.contract.args.items():
         value = arguments.get(name)
         if isinstance(spec, Tensor) and isinstance(value, np.ndarray) and _carries_rows(spec, value, arguments, first):
-            part[name] = value[:kept].copy()
+            part[name] = value[..., :kept].copy() if spec.shape == "... T" else value[:kept].copy()
     return part, kept
 
 

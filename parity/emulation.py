@@ -126,6 +126,14 @@ class EmulatedRuntime:
     def read(self, array):
         return np.array(array)
 
+    def send(self, host):
+        array = self.empty(host.shape, host.dtype)
+        array[...] = host
+        return array
+
+    def wait(self) -> None:
+        """Launches have run when `launch` returns."""
+
     def launch(self, family, kernel, grid, block, shared, args) -> None:
         self.launched.append(kernel)
         found = library(family, self._mutate.get(family))
