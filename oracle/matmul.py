@@ -11,17 +11,25 @@ import numpy as np
 
 from vtlab.ops.contract import Bound, Choice, Parity, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS
-from vtlab.ops.numerics import sequential, widen
+from vtlab.ops.numerics import Order, widen
 from vtlab.ops.table import op
 
 _ROW = "KERNEL-GEMM-BF16"
 _OUT_DTYPE = Choice(FLOATS, optional=True)
 _ROUNDING = ("out = round(sum_k a_k * b_k), in out_dtype",)
 _NAN = "propagates; inf * 0 and inf - inf give NaN; a result beyond the storage dtype's range gives infinity"
-# Tensor cores leave the order open, so a device is held to truth: 2**-8 is the worst relative error of its one
-# bfloat16 store; the float32 accumulation of unit-variance data adds about sqrt(K) * 2**-24 to that.
-_PARITY = Parity("rel_l2", 2.0**-8, "one bfloat16 store; float32 accumulation is negligible beside it")
-_WHY = "K products and K sums, each rounded once: at most K + 1 roundings on any product's path"
+ORDER = Order("strided(32, vector=16)", lanes=32, vector=16, join=(("sequential", 0),))
+"""32 chains: chain l takes k = 16 l ... 16 l + 15, then the sixteen 512 further on, and so on, each step one fma; then
+chain after chain. A warp that reads a row of weights, 32 bytes a lane, holds a chain in each lane; a tile of outputs in
+registers goes through the chains one by one, and needs one more sum an output."""
+
+_PARITY = Parity("bytes")
+_WHY = "a chain of one fma for each of its ceil(K / 512) * 16 products, then at most 32 sums"
+
+
+def _product(nx, a, b_t, dtype):
+    """round(sum_k a[m, k] * b_t[n, k]), where a sum of chains that are all -0 is +0: it starts at +0 as they do."""
+    return nx.store(nx.add(nx.matmul(a, b_t, order=ORDER, fused=True), 0.0), dtype)
 
 
 def _magnitudes(a, b):
@@ -33,7 +41,7 @@ def _bound(transposed: bool) -> Bound:
     def scale(arguments, results):
         return _magnitudes(arguments["a"], arguments["b"].T if transposed else arguments["b"])
 
-    return Bound("K + 1", scale=scale, ulps=1, why=_WHY)
+    return Bound("(K + 511) // 512 * 16 + 32", scale=scale, ulps=1, why=_WHY)
 
 
 def _rows_do_not_overlap(arguments, axes):
@@ -51,7 +59,7 @@ def _rows_do_not_overlap(arguments, axes):
     args={"a": Tensor("M K"), "b": Tensor("K N"), "out_dtype": _OUT_DTYPE},
     returns={"out": Tensor("M N")},
     rounding=_ROUNDING,
-    order=str(sequential),
+    order=str(ORDER),
     parity=_PARITY,
     mirror=_bound(transposed=False),
     nan=_NAN,
@@ -68,12 +76,12 @@ def matmul(nx, a, b, *, out_dtype=None):
 
     Shapes: a [M, K], b [K, N], contiguous, each float32, bfloat16 or float16; out [M, N] in `out_dtype`, by default
     that of `a`. K = 0 gives zeros.
-    Rounding points: one, the store of `out`. The mirror adds k = 0, 1, 2 ... to one float32 accumulator that starts
-    at +0, rounding each product and each sum (never fused), so that its bytes equal those of `matmul_bt` on b.T.
+    Rounding points: one, the store of `out`. The mirror sums in `ORDER`, from +0, each step one float32 fma: its bytes
+    equal those of `matmul_bt` on b.T.
     Errors: ContractError for unequal K, other ranks, dtypes or layouts.
-    Source: IEEE 754; the order is that of a plain C loop over k.
+    Source: torch.matmul; the order is that of vtlab's own kernels.
     """
-    return nx.store(nx.matmul(a, b.T, order=sequential), out_dtype or a.dtype)
+    return _product(nx, a, b.T, out_dtype or a.dtype)
 
 
 @op(
@@ -81,7 +89,7 @@ def matmul(nx, a, b, *, out_dtype=None):
     args={"a": Tensor("M K", layout="rows"), "b": Tensor("N K", layout="rows"), "out_dtype": _OUT_DTYPE},
     returns={"out": Tensor("M N")},
     rounding=_ROUNDING,
-    order=str(sequential),
+    order=str(ORDER),
     parity=_PARITY,
     mirror=_bound(transposed=True),
     nan=_NAN,
@@ -100,13 +108,12 @@ def matmul_bt(nx, a, b, *, out_dtype=None):
     Shapes: a [M, K], b [N, K], rows of either may be strided, each float32, bfloat16 or float16; out [M, N] in
     `out_dtype`, by default that of `a`. K = 0 gives zeros. Row m of out depends on row m of `a` alone: its bytes
     are the same whatever M is and wherever the row stands, and likewise for the weights.
-    Rounding points: one, the store of `out`. The mirror adds k = 0, 1, 2 ... to one float32 accumulator that starts
-    at +0, rounding each product and each sum (never fused).
+    Rounding points: one, the store of `out`. The mirror sums in `ORDER`, from +0, each step one float32 fma.
     Errors: ContractError for unequal K, other ranks, dtypes or layouts. A weight in a block-quantised format has an
     op of its own.
     Source: vllm/model_executor/layers/utils.py, default_unquantized_gemm.
     """
-    return nx.store(nx.matmul(a, b, order=sequential), out_dtype or a.dtype)
+    return _product(nx, a, b, out_dtype or a.dtype)
 
 
 @op(
@@ -118,7 +125,7 @@ def matmul_bt(nx, a, b, *, out_dtype=None):
     },
     returns={"out": Tensor("G M N")},
     rounding=_ROUNDING,
-    order=str(sequential),
+    order=str(ORDER),
     parity=_PARITY,
     mirror=_bound(transposed=False),
     nan=_NAN,
@@ -143,5 +150,5 @@ def batched_matmul(nx, a, b, *, out_dtype=None):
     """
     out = np.empty((a.shape[0], a.shape[1], b.shape[2]), out_dtype or a.dtype)
     for g, (left, right) in enumerate(zip(a, b)):
-        out[g] = nx.store(nx.matmul(left, right.T, order=sequential), out.dtype)
+        out[g] = _product(nx, left, right.T, out.dtype)
     return out

@@ -15,6 +15,7 @@ from vtlab.ops.table import Op, lookup, table
 
 from .device_edges_kv import EDGES as KV
 from .device_edges_rope import EDGES as ROPE
+from .device_edges_matmul import EDGES as MATMUL
 
 _16 = {"x": "bfloat16", "weight": "bfloat16"}
 _F16 = {"x": "float16", "weight": "float16"}
@@ -125,7 +126,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 2, "C": 2 * 300 + 2 * 40, "Hv": 2, "num_k_heads": 1, "head_k_dim": 300, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **KV, **ROPE,
+    **KV, **ROPE, **MATMUL,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 

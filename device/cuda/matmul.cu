@@ -1,0 +1,325 @@
+// Dense products: out[m, n] = sum_k a[m, k] * b[n, k] (or b[k, n]), for one matrix or a batch of them.
+//
+// Every element is summed in one order, so all kernels below give the same bytes for any number of rows: chain l of 32
+// is a sequence of fma, from +0, over k = 16 l ... 16 l + 15, then the sixteen 512 further on, and so on; the chains are
+// added up from l = 0. A warp that reads a weight row as it lies in memory, 32 bytes a lane, holds the 32 chains; a tile
+// walks through them one after the other, sixteen k at a time: half a chain's distance between two steps costs it
+// nothing, because a step's 32 bytes a row are a whole sector of memory. A chain beyond K adds +0 and is left out.
+//
+// The ladder:
+// 1. tile_*_any: 64 x 64 elements a block, 8 x 8 a thread, operands widened on their way into shared memory, the next
+//    sixteen k in registers meanwhile. Any dtype, width, stride and address: elements move one by one.
+// 2. tile_*: the same with 16-byte loads, for 128 x 64, 64 x 64 and 16 x 128 elements a block. Where the tiles are too
+//    few for the GPU the chains are dealt out to several blocks, each chain's sum goes to memory, and `join` adds up.
+// 3. few_*: up to 8 rows against rows of weights, which are read once from memory into registers: a warp a weight row,
+//    or four, so that what is known of `a` serves four times and 16 loads a lane are under way.
+// 4. *_bf16: knowing that everything is bfloat16, for the reasons given in norm.cu.
+#include "storage.cuh"
+
+#define CHAINS 32
+#define PIECE 16                // neighbouring k of one chain
+#define TURN (CHAINS * PIECE)   // distance between a chain's pieces
+
+VT_FN Raw<8> nothing() { return {{0, 0, 0, 0}, {0, 0, 0, 0}}; }
+
+// Eight elements, one by one: those from `count` on are zeros. What comes out is float32.
+VT_FN Raw<8> fetch_some(const void* base, i64 at, i64 count, int kind) {
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        float one[1] = {0.0f};
+        if (j < count) load(one, base, at + j, kind);
+        x[j] = one[0];
+    }
+    return narrow(x, F32);
+}
+
+// One operand of a tile: WIDTH rows (or columns) of it, sixteen k deep, from memory to registers to shared memory.
+template <int WIDTH, int THREADS, bool WIDE> struct Side {
+    static constexpr int LOADS = 2 * WIDTH / THREADS > 0 ? 2 * WIDTH / THREADS : 1;
+    static constexpr int SWAP = WIDTH >= 32 ? 16 : 0;  // the lower eight k exchange halves: writers meet in no bank
+    const void* base;
+    i64 first, limit, stride, depth;
+    int kind;
+    bool down;  // k steps over rows: [K, N]
+    Raw<8> raw[LOADS];
+
+    VT_MEMBER int number(int i) const { return i * THREADS + (int)threadIdx.x; }
+
+    // The sixteen from k on. Beyond the operand's edge its last elements are read once more: nobody asks for that result.
+    VT_MEMBER void fetch_piece(i64 k) {
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            int v = number(i);
+            if (v >= 2 * WIDTH) continue;
+            i64 line = down ? k + v / (WIDTH / 8) : first + (v >> 1);
+            i64 at = down ? first + v % (WIDTH / 8) * 8 : k + (v & 1) * 8;
+            if constexpr (WIDE) {
+                if (down) at = at < limit ? at : limit - 8;
+                else line = line < limit ? line : limit - 1;
+                raw[i] = fetch<8>(base, line * stride + at, kind);
+            } else {
+                i64 lines = down ? depth : limit, elements = down ? limit : depth;
+                raw[i] = line < lines ? fetch_some(base, line * stride + at, elements - at, kind) : nothing();
+            }
+        }
+    }
+
+    VT_MEMBER void deposit(float* shared) const {
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            int v = number(i);
+            if (v >= 2 * WIDTH) continue;
+            float x[8];
+            widen(x, raw[i], WIDE ? kind : F32);
+            if (down) {
+                int k = v / (WIDTH / 8), at = v % (WIDTH / 8) * 8;
+                store(shared, k * WIDTH + (at ^ (k & 8 ? SWAP : 0)), x, F32);
+            } else {
+                int k = (v & 1) * 8, at = (v >> 1) ^ (v & 1 ? SWAP : 0);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) shared[(k + j) * WIDTH + at] = x[j];
+            }
+        }
+    }
+};
+
+VT_FN void four(float* x, const float* shared) {
+    uint4 q = *(const uint4*)shared;
+    x[0] = vt_float((int)q.x);
+    x[1] = vt_float((int)q.y);
+    x[2] = vt_float((int)q.z);
+    x[3] = vt_float((int)q.w);
+}
+
+#define PRODUCT_PARAMETERS                                                                                       \
+    i64 rows, i64 columns, i64 depth, const void *a, i64 a_stride, i64 a_batch, i64 a_kind, const void *b,       \
+        i64 b_stride, i64 b_batch, i64 b_kind, i64 down, void *out, i64 out_kind, i64 batches, float *chains,    \
+        i64 parts
+#define PRODUCT_NAMES                                                                                            \
+    rows, columns, depth, a, a_stride, a_batch, a_kind, b, b_stride, b_batch, b_kind, down, out, out_kind,       \
+        batches, chains, parts
+#define PRODUCT_BF16 ((int)a_kind == BF16 && (int)b_kind == BF16 && (int)out_kind == BF16)
+
+// BM x BN elements a block, TM x 8 a thread. Neighbouring blocks take the parts of one tile, then the next rows.
+template <int BM, int BN, int TM, bool WIDE> VT_FN void tile(PRODUCT_PARAMETERS) {
+    constexpr int THREADS = BM / TM * (BN / 8);
+    __shared__ uint4 memory[2][PIECE * (BM + BN) / 4];
+    i64 block = blockIdx.x, part = block % parts, tiles = (rows + BM - 1) / BM, across = (columns + BN - 1) / BN;
+    block /= parts;
+    i64 m0 = block % tiles * BM, n0 = block / tiles % across * BN, batch = block / tiles / across;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int tx = (lane & 7) + 8 * (warp % (BN / 64)), ty = (lane >> 3) + 4 * (warp / (BN / 64));
+
+    Side<BM, THREADS, WIDE> left;
+    left.base = (const char*)a + batch * a_batch * item_size((int)a_kind);
+    left.first = m0, left.limit = rows, left.stride = a_stride, left.depth = depth;
+    left.kind = (int)a_kind, left.down = false;
+    Side<BN, THREADS, WIDE> right;
+    right.base = (const char*)b + batch * b_batch * item_size((int)b_kind);
+    right.first = n0, right.limit = columns, right.stride = b_stride, right.depth = depth;
+    right.kind = (int)b_kind, right.down = down != 0;
+
+    i64 chain = part * (CHAINS / parts), last = chain + CHAINS / parts, k = chain * PIECE;
+    float sum[TM][8] = {}, total[TM][8] = {};
+    bool more = k < depth;
+    int buffer = 0;
+    if (more) {
+        left.fetch_piece(k);
+        right.fetch_piece(k);
+        left.deposit((float*)memory[0]);
+        right.deposit((float*)memory[0] + PIECE * BM);
+        __syncthreads();
+    }
+    while (more) {
+        const float *x_at = (const float*)memory[buffer], *y_at = x_at + PIECE * BM;
+        i64 next = k + TURN, after = chain;
+        if (next >= depth) next = ++after * PIECE;
+        more = after < last && next < depth;
+        if (more) {
+            left.fetch_piece(next);
+            right.fetch_piece(next);
+        }
+#pragma unroll
+        for (int i = 0; i < PIECE; ++i) {
+            int x_swap = i & 8 ? left.SWAP : 0, y_swap = i & 8 ? right.SWAP : 0;
+            float x[TM], y[8];
+            four(x, x_at + i * BM + ((ty * 4) ^ x_swap));
+            if constexpr (TM == 8) four(x + TM - 4, x_at + i * BM + ((BM / 2 + ty * 4) ^ x_swap));
+            four(y, y_at + i * BN + ((tx * 4) ^ y_swap));
+            four(y + 4, y_at + i * BN + ((BN / 2 + tx * 4) ^ y_swap));
+#pragma unroll
+            for (int m = 0; m < TM; ++m)
+#pragma unroll
+                for (int n = 0; n < 8; ++n) sum[m][n] = vt_fma(x[m], y[n], sum[m][n]);
+        }
+        bool whole = after != chain;
+        if (whole && chains == nullptr) {
+#pragma unroll
+            for (int m = 0; m < TM; ++m)
+#pragma unroll
+                for (int n = 0; n < 8; ++n) total[m][n] += sum[m][n];
+        }
+        if (whole && chains != nullptr) {
+#pragma unroll
+            for (int m = 0; m < TM; ++m) {
+                i64 row = m0 + ty * 4 + (m & 3) + (m >> 2) * (BM / 2);
+#pragma unroll
+                for (int n = 0; n < 8; ++n) {
+                    i64 column = n0 + tx * 4 + (n & 3) + (n >> 2) * (BN / 2);
+                    if (row < rows && column < columns)
+                        chains[((chain * batches + batch) * rows + row) * columns + column] = sum[m][n];
+                }
+            }
+        }
+        if (whole) {
+#pragma unroll
+            for (int m = 0; m < TM; ++m)
+#pragma unroll
+                for (int n = 0; n < 8; ++n) sum[m][n] = 0.0f;
+        }
+        if (more) {
+            buffer ^= 1;
+            left.deposit((float*)memory[buffer]);
+            right.deposit((float*)memory[buffer] + PIECE * BM);
+            __syncthreads();
+        }
+        k = next, chain = after;
+    }
+    if (chains != nullptr) return;
+#pragma unroll
+    for (int m = 0; m < TM; ++m) {
+        i64 row = m0 + ty * 4 + (m & 3) + (m >> 2) * (BM / 2);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            i64 column = n0 + tx * 4 + (n & 3) + (n >> 2) * (BN / 2);
+            float one[1] = {total[m][n]};
+            if (row < rows && column < columns) store(out, (batch * rows + row) * columns + column, one, (int)out_kind);
+        }
+    }
+}
+
+#define TILE(NAME, THREADS, BLOCKS, BM, BN, TM, WIDE, KNOWN)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(PRODUCT_PARAMETERS) {                     \
+        VT_ASSUME(KNOWN);                                                                                        \
+        tile<BM, BN, TM, WIDE>(PRODUCT_NAMES);                                                                   \
+    }
+
+TILE(tile_64x64_any, 64, 4, 64, 64, 8, false, true)
+TILE(tile_16x128, 64, 4, 16, 128, 4, true, true)
+TILE(tile_64x64, 64, 4, 64, 64, 8, true, true)
+TILE(tile_128x64, 128, 2, 128, 64, 8, true, true)
+TILE(tile_16x128_bf16, 64, 6, 16, 128, 4, true, PRODUCT_BF16)
+TILE(tile_64x64_bf16, 64, 4, 64, 64, 8, true, PRODUCT_BF16)
+TILE(tile_128x64_bf16, 128, 2, 128, 64, 8, true, PRODUCT_BF16)
+
+// out[i] = the chains' sums at i, added up in their order; `size` elements a chain.
+extern "C" __global__ void __launch_bounds__(256) join(i64 size, i64 count, const float* chains, void* out, i64 out_kind) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= size) return;
+    float total[1] = {0.0f};
+#pragma unroll 8
+    for (int l = 0; l < (int)count; ++l) total[0] += chains[l * size + at];
+    store(out, at, total, (int)out_kind);
+}
+
+#define FEW_WARPS 2
+
+#ifdef __CUDACC__
+VT_FN void copies_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATEST> VT_FN void copies_arrive_but() { asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory"); }
+#else
+VT_FN void copies_sent() {}
+template <int LATEST> VT_FN void copies_arrive_but() { copies_arrive(); }
+#endif
+
+// Up to M rows of `a`; a warp takes R rows of weights, lane l chain l of each. The weights of STAGES turns are on their
+// way into shared memory, WORDS times 16 bytes a lane and row; a lane reads what it sent for itself. Rows beyond the edge
+// are the last one once more, and not stored.
+template <int M, int R, int STAGES, int WORDS> VT_FN void few(PRODUCT_PARAMETERS) {
+    __shared__ uint4 ring[FEW_WARPS][STAGES][R][WORDS][32];
+    __shared__ float sums[FEW_WARPS][R * M][CHAINS + 1];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, item = item_size((int)b_kind);
+    i64 first = ((i64)blockIdx.x * FEW_WARPS + warp) * R;
+    const char *b_row[R], *a_row[M];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        i64 n = first + r < columns ? first + r : columns - 1;
+        b_row[r] = (const char*)b + (n * b_stride + lane * PIECE) * item;
+    }
+#pragma unroll
+    for (int m = 0; m < M; ++m) a_row[m] = (const char*)a + (m < rows ? m : rows - 1) * a_stride * item_size((int)a_kind);
+
+    int turns = (int)((depth + TURN - 1) / TURN);
+    auto send = [&](int turn) {
+        if ((i64)turn * TURN + lane * PIECE < depth) {
+#pragma unroll
+            for (int r = 0; r < R; ++r)
+#pragma unroll
+                for (int w = 0; w < WORDS; ++w)
+                    if (w < item) copy_async(&ring[warp][turn % STAGES][r][w][lane], b_row[r] + (i64)turn * TURN * item + w * 16);
+        }
+        copies_sent();
+    };
+    float sum[R][M] = {};
+#pragma unroll
+    for (int t = 0; t < STAGES - 1; ++t) send(t);
+    for (int turn = 0; turn < turns; ++turn) {
+        send(turn + STAGES - 1);
+        copies_arrive_but<STAGES - 1>();
+        i64 k = (i64)turn * TURN + lane * PIECE;
+        if (k >= depth) continue;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float y[R][8];
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                Raw<8> raw;
+                int w = item == 4 ? 2 * h : h;
+                raw.a = ring[warp][turn % STAGES][r][w][lane];
+                raw.b = raw.a;
+                if (item == 4) raw.b = ring[warp][turn % STAGES][r][w + 1][lane];
+                widen(y[r], raw, (int)b_kind);
+            }
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                float x[8];
+                load(x, a_row[m], k + 8 * h, (int)a_kind);
+#pragma unroll
+                for (int r = 0; r < R; ++r)
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) sum[r][m] = vt_fma(x[j], y[r][j], sum[r][m]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int m = 0; m < M; ++m) sums[warp][r * M + m][lane] = sum[r][m];
+    __syncthreads();
+    if (lane >= R * M) return;
+    float total[1] = {0.0f};
+#pragma unroll
+    for (int l = 0; l < CHAINS; ++l) total[0] += sums[warp][lane][l];
+    i64 row = lane % M, column = first + lane / M;
+    if (row < rows && column < columns) store(out, row * columns + column, total, (int)out_kind);
+}
+
+#define FEW(NAME, M, R, STAGES, WORDS, KNOWN)                                                                    \
+    extern "C" __global__ void __launch_bounds__(FEW_WARPS * 32) NAME(PRODUCT_PARAMETERS) {                      \
+        VT_ASSUME(KNOWN);                                                                                        \
+        few<M, R, STAGES, WORDS>(PRODUCT_NAMES);                                                                 \
+    }
+
+FEW(few_1, 1, 1, 5, 4, true)
+FEW(few_2, 2, 1, 5, 4, true)
+FEW(few_4, 4, 1, 5, 4, true)
+FEW(few_8, 8, 1, 5, 4, true)
+FEW(few_1_bf16, 1, 1, 8, 2, PRODUCT_BF16)
+FEW(few_2_bf16, 2, 1, 8, 2, PRODUCT_BF16)
+FEW(few_4_bf16, 4, 1, 8, 2, PRODUCT_BF16)
+FEW(few_8_bf16, 8, 1, 8, 2, PRODUCT_BF16)
+FEW(few_1_by_4_bf16, 1, 4, 3, 2, PRODUCT_BF16)
+FEW(few_2_by_4_bf16, 2, 4, 3, 2, PRODUCT_BF16)
+FEW(few_4_by_4_bf16, 4, 4, 3, 2, PRODUCT_BF16)
+FEW(few_8_by_4_bf16, 8, 4, 3, 2, PRODUCT_BF16)
