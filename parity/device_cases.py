@@ -14,8 +14,8 @@ from vtlab.ops.contract import Tensor, example
 from vtlab.ops.table import Op, lookup, table
 
 from .device_edges_kv import EDGES as KV
-from .device_edges_rope import EDGES as ROPE
 from .device_edges_matmul import EDGES as MATMUL
+from .device_edges_rope import EDGES as ROPE
 
 _16 = {"x": "bfloat16", "weight": "bfloat16"}
 _F16 = {"x": "float16", "weight": "float16"}
