@@ -1,4 +1,4 @@
-"""The `vtlab` command: gate, matrix, explain, build, generate."""
+"""The `vtlab` command: gate, matrix, explain, build, bench, generate."""
 
 from __future__ import annotations
 
@@ -69,18 +69,47 @@ def build(
     record: Annotated[
         bool, typer.Option("--record", help="Write parity/records/builds.json; full builds only.")
     ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Compile nothing: check the builds in --out.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compile the CUDA kernels for every architecture, without a GPU; exit status 1 if one spills registers."""
     from vtlab.device import DeviceError
 
-    from .building import run_build
+    from .building import run_build, run_verify
 
     try:
-        status = run_build(tuple(arch or ()), tuple(families or ()), out, record=record, as_json=as_json)
+        if verify:
+            status = run_verify(tuple(arch or ()), out, as_json=as_json)
+        else:
+            status = run_build(tuple(arch or ()), tuple(families or ()), out, record=record, as_json=as_json)
     except DeviceError as error:
         sys.exit(f"vtlab build: {error}")
     raise typer.Exit(status)
+
+
+@app.command()
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="Only benches whose family or name contains this.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Merge the figures into this JSON file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Measure nothing; write table and plots into this folder.")
+    ] = None,
+) -> None:
+    """Time the kernels on this GPU beside their peers, or report the figures that are kept (--report docs)."""
+    from vtlab.device import DeviceError
+
+    if report is not None:
+        from vtlab.benches.gpu.report import write
+
+        for path in write(report):
+            _write(f"{path}\n")
+        return
+    from vtlab.benches.gpu.__main__ import run
+
+    try:
+        run(tuple(names or ()), keep)
+    except (DeviceError, ImportError) as error:
+        sys.exit(f"vtlab bench: {error}")
 
 
 @app.command()
