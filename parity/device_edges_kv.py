@@ -90,7 +90,7 @@ EDGES: dict[str, list[dict]] = {
                               ((576,), "bfloat16"))),
         {"pages": (9, 2, 3), "rows": (5, 3), "block_table": _STALE, "cu_seq_lens": _requests(4, 1, 0),
          "src": "float16"},
-        {"pages": (9, 16, 8), "rows": (2100, 8), "block_table": _TABLE, "cu_seq_lens": _requests(640, 300, 640, 500),
+        {"pages": (9, 16, 24), "rows": (2100, 24), "block_table": _TABLE, "cu_seq_lens": _requests(640, 300, 640, 500),
          "src": "bfloat16"},
         {"pages": (2, 2, 8), "rows": (3, 8), "block_table": _TABLE[:1], "cu_seq_lens": _requests(0)},
         {"pages": (2, 2, 0), "rows": (3, 0), "block_table": _TABLE[:1] % 2, "cu_seq_lens": _requests(3)},

@@ -1,6 +1,8 @@
 // CUDA's execution model on a host, enough for the kernels of device/cuda: a block's threads are coroutines that run
 // until they wait. __syncthreads and the warp shuffles wait for all threads of the block or warp; when nobody can go
-// on, the kernel has a divergent barrier and the process stops with a message. Blocks run one after the other.
+// on, the kernel has a divergent barrier and the process stops with a message. Blocks run one after the other, every
+// second launch from the last one down, and so do the threads of every second block: a kernel that counts on an order
+// shows itself.
 #pragma once
 #include <ucontext.h>
 
@@ -39,6 +41,7 @@ struct Thread {
     int number = 0;
     bool done = false;
     std::vector<Copy> copies;  // on their way into shared memory
+    std::vector<size_t> closed;  // how many of them each closed group holds, the oldest first
 };
 
 inline std::vector<Thread> threads;
@@ -94,15 +97,19 @@ inline void run_block() {
         t.number = i;
         t.done = false;
         t.copies.clear();
+        t.closed.clear();
         getcontext(&t.context);
         t.context.uc_stack.ss_sp = t.stack.data();
         t.context.uc_stack.ss_size = STACK;
         makecontext(&t.context, body, 0);
     }
+    static bool backwards = false;
+    backwards = !backwards;
     for (int left = count; left > 0;) {
         uint64_t before = progress;
         left = 0;
-        for (int i = 0; i < count; ++i) {
+        for (int n = 0; n < count; ++n) {
+            int i = backwards ? count - 1 - n : n;
             if (threads[i].done) continue;
             running = &threads[i];
             swapcontext(&scheduler, &running->context);
@@ -147,6 +154,21 @@ static inline void copy_async(void* shared, const void* global) { emulation::run
 static inline void copies_arrive() {
     for (auto& copy : emulation::running->copies) std::memcpy(copy.to, copy.from, 16);
     emulation::running->copies.clear();
+    emulation::running->closed.clear();
+}
+static inline void copies_close() {
+    auto& t = *emulation::running;
+    size_t before = 0;
+    for (size_t count : t.closed) before += count;
+    t.closed.push_back(t.copies.size() - before);
+}
+template <int LEFT> void copies_wait() {
+    auto& t = *emulation::running;
+    size_t groups = t.closed.size() > LEFT ? t.closed.size() - LEFT : 0, count = 0;
+    for (size_t i = 0; i < groups; ++i) count += t.closed[i];
+    for (size_t i = 0; i < count; ++i) std::memcpy(t.copies[i].to, t.copies[i].from, 16);
+    t.copies.erase(t.copies.begin(), t.copies.begin() + count);
+    t.closed.erase(t.closed.begin(), t.closed.begin() + groups);
 }
 
 static inline float widen_f16(unsigned bits) {
@@ -177,8 +199,10 @@ extern "C" void vt_emulate(void (*entry)(void**), unsigned grid, unsigned bx, un
     grid_size = {grid, 1, 1};
     block_size = {bx, by, 1};
     if (threads.size() < (size_t)bx * by) threads = std::vector<Thread>((size_t)bx * by);
+    static bool backwards = false;
+    backwards = !backwards;
     for (unsigned b = 0; b < grid; ++b) {
-        block_index = {b, 0, 0};
+        block_index = {backwards ? grid - 1 - b : b, 0, 0};
         run_block();
     }
 }

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from . import test_device_calls
+from . import test_device_calls, test_device_calls_kv
 from .compare import ParityError
 from .device_cases import cases, device_ops
 from .device_run import Emulated, check_case
@@ -57,6 +57,37 @@ WRONGS = {
         "swap q and k": ("head < keys ? q : k", "head < keys ? k : q"),
         "never round the gate": ("through(vt_sigmoid(one[0]), (int)act_kind)", "vt_sigmoid(one[0])"),
     },
+    "kv_cache": {
+        "negative slots wrap": ("""if (slot < 0 || slot >= room) return;
+    int head""", """if (slot >= room) return;
+    int head"""),
+        "every block's first page row": ("(slot - b * size) * row", "0 * row"),
+        "the key's head for the value": ("+ head * values.head + within] = v", "+ head * values.head] = v"),
+        "padding tokens are stored": ("at.row >= tokens ||", "at.row > tokens ||"),
+        "values by rows": ("column[j * page_size]", "column[j]"),
+        "packs of the first head": ("at = (block * packs + pack) * page_size", "at = block * packs * page_size"),
+    },
+    "kv_blocks": {
+        "never in order": ("*in_order = found < pairs;", "*in_order = 0;"),
+        "order for targets alone": ("|| (same && written == source)", ""),
+        "every second pair": ("pair += ordered ? 1 : workers", "pair += 2 * workers"),
+        "the last unit stays": ("there[d] = lane < entries.lanes", "there[d] = lane < entries.lanes - 1"),
+        "ranges without their ends": ("if (first < size - tail) dst[tail + first] = src[tail + first];", ""),
+        "downwards whatever overlaps": ("bool upwards = (u64)dst <= (u64)src;", "bool upwards = false;"),
+        "a page too far": ("row = position - page * page_size;", "row = position - page * page_size + 1;"),
+        "the first request's pages": ("table[request * table_stride + page]", "table[page]"),
+        "no wait for the places": ("""    }
+    __syncthreads();
+    int lanes""", """    }
+    int lanes"""),
+    },
+    "kv_latent": {
+        "the latent twice": ("(const U*)rotated + at.row * rotated_stride + (at.lane - latent_lanes)",
+                             "(const U*)latent + at.row * latent_stride + (at.lane - latent_lanes)"),
+        "chunks begin at 0": ("            position += begin;\n", ""),
+        "tokens past their request": ("if (token >= bounds[request + 1]) return NOTHING;", ""),
+        "slots count entries of one block": ("b * block + (slot", "(slot"),
+    },
 }  # fmt: skip
 
 
@@ -68,6 +99,8 @@ def survives(family: str, name: str) -> bool:
             if case.family == family:
                 check_case(device, case)
         test_device_calls.test_strided_and_misaligned_rows(device, shift=0, gap=8)
+        for seed in range(6 if family == "kv_blocks" else 0):
+            test_device_calls_kv.test_lists_are_followed_in_their_order(device, seed)
     except ParityError:
         return False
     return True
