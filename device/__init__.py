@@ -12,13 +12,13 @@ from functools import cache
 from vtlab.ops import providers
 from vtlab.ops.arrays import register
 
-from . import activation, elementwise, gates, kv_blocks, kv_cache, kv_latent, matmul, norm, rope, splits
+from . import activation, elementwise, gates, kv_blocks, kv_cache, kv_latent, matmul, norm, rope, rope_fused, splits
 from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
     "DeviceError", "activation", "attach", "elementwise", "gates", "kv_blocks", "kv_cache", "kv_latent", "matmul",
-    "norm", "rope", "splits",
+    "norm", "rope", "rope_fused", "splits",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))
