@@ -73,7 +73,7 @@ def assert_codes(got, value, near: float, moved: float = 0.0, share: float = 0.0
     value = np.asarray(value, np.float64)
 
     def bracket(width):
-        size = np.abs(value) * width
+        size = np.where(np.isfinite(value), np.abs(value), 0) * width
         with np.errstate(all="ignore"):
             low, high = (np.clip(v, -448, 448).astype(np.float32).astype(e4m3) for v in (value - size, value + size))
         return low, high
