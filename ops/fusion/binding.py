@@ -24,6 +24,7 @@ from .walk import compose, dispatched
 COMPOSITE, INTERPRETER = "composite", "interpreter"
 _PRIORITY = {COMPOSITE: 0, INTERPRETER: -10, "fast": 20}
 _recipes: dict[str, Recipe] = {}
+_catalog: list[Recipe] = []
 _tiers: dict[str, Callable[[Recipe], providers.OpProvider | None]] = {}
 
 
@@ -47,6 +48,17 @@ def declare(recipe: Recipe) -> Recipe:
     for device, tier in _tiers.items():
         _realise(recipe, device, tier)
     return recipe
+
+
+def catalogue(recipe: Recipe) -> Recipe:
+    """`declare` one of the project's own recipes: kernels of these are built ahead of time and proven."""
+    _catalog.append(recipe)
+    return declare(recipe)
+
+
+def catalog() -> tuple[Recipe, ...]:
+    """The project's own recipes, which the generic checks run through."""
+    return tuple(_catalog)
 
 
 def realise(device: str, tier: Callable[[Recipe], providers.OpProvider | None]) -> None:
@@ -146,4 +158,7 @@ def _interpret(recipe: Recipe, out=None, **arguments):
     return results if out is None else write_out(recipe.name, out, results)
 
 
-__all__ = ["COMPOSITE", "INTERPRETER", "bind", "declare", "fused_chain", "lookup", "realise", "recipes", "slot_of"]
+__all__ = [
+    "COMPOSITE", "INTERPRETER", "bind", "catalog", "catalogue", "declare", "fused_chain", "lookup", "realise",
+    "recipes", "slot_of",
+]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .binding import declare
+from .binding import catalogue
 from .recipe import Param, Recipe, step
 
 _EPS, _EPS_VALUE = Param("eps"), {"eps": 1e-6}
@@ -37,66 +37,66 @@ def _per_group(of: str = "y"):
 
 
 for _name, _gemma in (("fused_add_rms_norm", True), ("fused_add_rms_norm_std", False)):
-    declare(Recipe(
+    catalogue(Recipe(
         _name, _ADD_NORM, (_norm("out residual", residual="residual", gemma=_gemma),), "out residual", _EPS_VALUE,
         dtypes=(_b(3), _f(3), _b(2, "float32")),
     ))  # fmt: skip
 
 for _name, _gemma in (("rms_norm_quant_fp8", True), ("fused_add_rms_norm_quant_fp8_std", False)):
-    declare(Recipe(
+    catalogue(Recipe(
         _name, {**_ADD_NORM, "scale": "1"}, (_norm("y residual", residual="residual", gemma=_gemma), _static()),
         "out residual", _EPS_VALUE, dtypes=(_b(3, "float32"), _b(2, "float32", "float32"), _f(4)),
         fast=step("rms_norm_quant_fp8", "out residual", x="x", weight="weight", residual="residual", scale="scale",
                   eps=_EPS, gemma=_gemma),
     ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "rms_norm_gated_quant_fp8", {"x": _ROW, "gate": _ROW, "weight": "H", "scale": "1"},
     (step("rms_norm_gated", "y", x="x", gate="gate", weight="weight", eps=_EPS, out_dtype="bfloat16"), _static()),
     "out", _EPS_VALUE, dtypes=(_b(3, "float32"), _f(4)),
     fast=step("rms_norm_gated_quant_fp8", "out", x="x", gate="gate", weight="weight", scale="scale", eps=_EPS),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "silu_mul_quant_fp8", {"gate": _ROW, "up": _ROW, "scale": "1"},
     (step("moe_silu_mul", "y", gate="gate", up="up"), _static()), "out", dtypes=(_b(2, "float32"), _f(3)),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "silu_and_mul_quant_fp8", {"x": _TWO_ROWS, "scale": "1"}, (step("silu_and_mul", "y", x="x"), _static()), "out",
     dtypes=(_b(1, "float32"), _f(2)), fast=step("silu_and_mul_quant", "out", x="x", scale="scale"),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "sigmoid_gate_quant_fp8", {"attn": _ROW, "gate": _ROW, "scale": "1"},
     (step("sigmoid_gate_bf16", "y", attn="attn", gate="gate"), _static()), "out",
     dtypes=(_b(1, "float32", "float32"), _f(3)),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "rms_norm_quant_per_token", _NORM, (_norm("y"), _per_token()), "out scale", _EPS_VALUE, dtypes=(_b(2), _f(2)),
     fast=step("rms_norm_dynamic_per_token_quant", "out scale", x="x", weight="weight", eps=_EPS,
               quant_dtype="float8_e4m3fn"),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "fused_add_rms_norm_quant_per_token", _ADD_NORM, (_norm("y residual", residual="residual"), _per_token()),
     "out scale residual", _EPS_VALUE, dtypes=(_b(3), _f(3)),
     fast=step("rms_norm_dynamic_per_token_quant", "out scale residual", x="x", weight="weight", residual="residual",
               eps=_EPS, quant_dtype="float8_e4m3fn"),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "fused_add_rms_norm_quant_per_group", _ADD_NORM, (_norm("y residual", residual="residual"), _per_group()),
     "out scale residual", _EPS_VALUE, dtypes=(_b(3), _f(3)),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "silu_and_mul_quant_per_group", {"x": _TWO_ROWS}, (step("silu_and_mul", "y", x="x"), _per_group()), "out scale",
     dtypes=(_b(1), _f(1)),
 ))  # fmt: skip
 
-declare(Recipe(  # Gemma 2 and 3: the norm after a block, the residual, the norm before the next block
+catalogue(Recipe(  # Gemma 2 and 3: the norm after a block, the residual, the norm before the next block
     "sandwich_norm", {"x": _ROW, "post_weight": "H", "residual": _ROW, "pre_weight": "H"},
     (
         step("rms_norm", "y", x="x", weight="post_weight", eps=_EPS, gemma=True),
@@ -105,12 +105,12 @@ declare(Recipe(  # Gemma 2 and 3: the norm after a block, the residual, the norm
     "out residual", _EPS_VALUE, dtypes=(_b(4), _f(4)),
 ))  # fmt: skip
 
-declare(Recipe(  # OPT's MLP after its first product
+catalogue(Recipe(  # OPT's MLP after its first product
     "bias_relu", {"x": _ROW, "bias": "H"}, (step("add", "y", a="x", b="bias"), step("relu", "out", x="y")), "out",
     dtypes=(_b(2), _f(2)),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "attn_qk_norm_rope_gate",
     {"qgate": "T Hq*2*D", "kf": "T Hk*D", "q_norm": "D", "k_norm": "D", "cos_sin": "T R"},
     (step("attn_qk_norm_rope_gate", "q k gate", qgate="qgate", kf="kf", q_norm="q_norm", k_norm="k_norm",
@@ -118,7 +118,7 @@ declare(Recipe(
     "q k gate", _EPS_VALUE, examples=({"T": 3, "Hq": 2, "Hk": 1, "D": 64, "R": 16},),
 ))  # fmt: skip
 
-declare(Recipe(
+catalogue(Recipe(
     "attn_qk_norm_rope",
     {"q": "T Hq D", "q_norm": "D", "k": "T Hk D", "k_norm": "D", "positions": "T", "cos_sin_cache": "P R"},
     (

@@ -1,0 +1,110 @@
+"""What a row program says to whoever prints it: stages between reductions, who reads what, what need not be written."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from vtlab.ops.fusion.program import COLUMN, ELEMENT, GROUP, ONE, ROW, Program, Target
+from vtlab.ops.fusion.trace import NotRowwise
+
+CODES = "float8_e4m3fn"
+FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+COMPARISONS = ("gt", "lt", "ge", "le", "eq", "ne")
+_ACTS = ("silu", "sigmoid")
+_GROUPS = (8, 16, 32, 64, 128, 256)
+
+
+class Stages:
+    """A program as a kernel sees it; NotRowwise, with the recipe's name, for what no kernel can hold."""
+
+    def __init__(self, recipe: str, program: Program):
+        self.program, self.nodes = program, program.nodes
+        if program.group and program.group not in _GROUPS:
+            raise NotRowwise(f"{recipe}: groups of {program.group}, which are no neighbouring lanes of a warp")
+        for target in program.targets:
+            if target.dtype not in (*FLOATS, CODES):
+                raise NotRowwise(f"{recipe}: {target.slot} of {target.dtype}")
+        if any(node.op == "round" and node.data not in FLOATS for node in self.nodes):
+            raise NotRowwise(f"{recipe}: a value through {CODES}")
+
+    @cached_property
+    def stage(self) -> list[int]:
+        """How many reductions, one after the other, stand before each node."""
+        found: list[int] = []
+        for node in self.nodes:
+            found.append(max((found[a] for a in node.args), default=0) + (node.op in ("sum", "max")))
+        return found
+
+    @cached_property
+    def users(self) -> list[list[int | Target]]:
+        """The nodes and targets that read each node."""
+        found: list[list[int | Target]] = [[] for _ in self.nodes]
+        for number, node in enumerate(self.nodes):
+            for a in set(node.args):
+                found[a].append(number)
+        for target in self.program.targets:
+            found[target.node].append(target)
+        return found
+
+    @cached_property
+    def gated(self) -> dict[int, tuple[str, int, int, str, tuple[int, ...]]]:
+        """Products act(g) * u of which nothing is seen but a bfloat16 (fast.cuh), by number.
+
+        (silu or sigmoid, g, u, the kind that act rounds to, the nodes that the product stands for).
+        """
+        found = {}
+        for number, node in enumerate(self.nodes):
+            if node.op != "mul" or node.extent != ELEMENT or not all(map(self._is_bf16, self.users[number])):
+                continue
+            for act, factor in (node.args, node.args[::-1]):
+                kind, chain = "F32", (act,)
+                if self.nodes[act].op == "round" and self.nodes[act].data != "float16":
+                    kind, chain = FLOATS[self.nodes[act].data], (act, self.nodes[act].args[0])
+                inner = self.nodes[chain[-1]]
+                if inner.op in _ACTS and inner.extent == ELEMENT and all(len(self.users[n]) == 1 for n in chain):
+                    found[number] = (inner.op, inner.args[0], factor, kind, chain)
+                    break
+        return found
+
+    def _is_bf16(self, user: int | Target) -> bool:
+        if isinstance(user, Target):
+            return user.dtype == "bfloat16"
+        return self.nodes[user].op == "round" and self.nodes[user].data == "bfloat16"
+
+    @cached_property
+    def hidden(self) -> frozenset[int]:
+        """Nodes that are no variable: numbers, comparisons, roundings to float32, acts inside of their product."""
+        found = set().union(*(chain for *_, chain in self.gated.values()))
+        for number, node in enumerate(self.nodes):
+            if node.op in ("const", *COMPARISONS) or (node.op == "round" and node.data == "float32"):
+                found.add(number)
+        return frozenset(found)
+
+    def elements(self, numbers) -> list[int]:
+        """Those of the nodes that stand for numbers of each element, column or group, in order."""
+        wide = (ELEMENT, COLUMN, GROUP)
+        return [n for n in sorted(numbers) if self.nodes[n].extent in wide and n not in self.hidden]
+
+    def when(self, number: int) -> int:
+        """The stage in which a node is computed; for a column's, that of its first use."""
+        if self.nodes[number].extent != COLUMN:
+            return self.stage[number]
+        uses = self._seen(number)
+        return min(self.stage[use.node] if isinstance(use, Target) else self.when(use) for use in uses)
+
+    def _seen(self, number: int) -> list[int | Target]:
+        """The users of a node; those of a hidden user instead of it."""
+        found: list[int | Target] = []
+        for user in self.users[number]:
+            found += self._seen(user) if user in self.hidden else [user]
+        return found
+
+    def behind(self, numbers) -> set[int]:
+        """The nodes and all that they are made of for one element, down to the row's own numbers."""
+        found, waiting = set(), list(numbers)
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += [a for a in self.nodes[number].args if self.nodes[a].extent not in (ONE, ROW)]
+        return found
