@@ -1,6 +1,8 @@
-"""The arrays of a GPU behind the interface of `vtlab.ops.arrays`."""
+"""The arrays of a GPU behind the interfaces of `vtlab.ops.arrays` and of the providers' `copy-through`."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from .graphs import GraphCache
 from .runtime import Runtime, current
@@ -39,3 +41,16 @@ class DeviceArrays:
 
     def graphs(self):
         return GraphCache(runtime=self._runtime)
+
+    def unified_memory(self) -> bool:
+        """Never: a NumPy function cannot take these arrays, even where the GPU shares the host's memory."""
+        return False
+
+    def to_host(self, value):
+        """A copy as a NumPy array; anything but an array of the device as it is."""
+        there = hasattr(value, "strides") and not isinstance(value, np.generic) and type(value) is not np.ndarray
+        return self._runtime.read(value) if there else value
+
+    def to_device(self, value):
+        """A NumPy array's copy on the device; anything else as it is."""
+        return self._runtime.send(value) if type(value) is np.ndarray else value

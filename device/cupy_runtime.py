@@ -8,8 +8,13 @@ import numpy as np
 
 from vtlab.ops.capabilities import Capabilities, Device
 
+from .aot import store
+from .caps import device_caps
 from .errors import DeviceError
 from .loader import Loader
+
+_SHARED = 48 << 10
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 def import_cupy():
@@ -39,8 +44,9 @@ class CupyRuntime:
 
     def __init__(self):
         self._cupy = import_cupy()
-        self._loader = Loader(self._cupy)
+        self._loader = Loader(self._cupy, store())
         self._queues: dict[int, object] = {}
+        self._opted: dict[int, int] = {}
         self._guard: contextlib.ExitStack | None = None
 
     def empty(self, shape, dtype):
@@ -105,8 +111,20 @@ class CupyRuntime:
     def replay(self, graph) -> None:
         graph.launch(self._cupy.cuda.get_current_stream())
 
+    def _opt_in(self, function, kernel: str, shared: int) -> None:
+        """Let the kernel have more dynamic shared memory than every block gets; asked for once for each size."""
+        if shared <= self._opted.get(function.ptr, _SHARED):
+            return
+        most = device_caps(self.here()).smem_per_block_optin
+        if shared > most:
+            raise DeviceError(f"{kernel} needs {shared} bytes of shared memory, a block of this GPU has {most}")
+        self._cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, shared)
+        self._opted[function.ptr] = shared
+
     def launch(self, family, kernel, grid, block, shared, args) -> None:
         function = self._loader.function(family, kernel, self.here())
+        if shared > _SHARED:
+            self._opt_in(function, kernel, shared)
         function((grid,), (*block, 1), args, shared_mem=shared)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vtlab.device import aot
 from vtlab.device.arch import ARCHS, lookup
-from vtlab.device.build import Store, build_all, manifest, write_atomically
+from vtlab.device.build import Store, build_all, manifest
 from vtlab.device.source import families, text_of
 from vtlab.ops.errors import ContractError
 
@@ -42,7 +43,7 @@ def run_build(
         )  # fmt: skip
     listing = manifest(builds)
     if folder is not None:
-        write_atomically(folder / "manifest.json", json.dumps(listing, indent=1, sort_keys=True).encode() + b"\n")
+        aot.write(folder, listing)
     if record:
         write_built(listing)
     spilling = [(build, name) for build in builds for name in build.spilling]
@@ -54,3 +55,20 @@ def run_build(
         for build, name in spilling:
             show(f"[bold red]{name}[/] spills for {build.entry['target']}")
     return int(bool(spilling))
+
+
+def run_verify(archs: tuple[str, ...], folder: Path | None, *, as_json: bool) -> int:
+    """Check a tree of builds and return the exit status.
+
+    Raises ContractError without a folder, DeviceError that says what is missing, stale, damaged or too much.
+    """
+    if folder is None:
+        raise ContractError("build", "out", "no folder", "the tree to verify")
+    found = aot.verify(folder, archs)
+    if as_json:
+        json.dump(found, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        for target, count in found.items():
+            show(f"{target}: {count} families, whole and of the present sources")
+    return 0
