@@ -12,21 +12,38 @@ from functools import cache
 from vtlab.ops import providers
 from vtlab.ops.arrays import register
 
-from . import activation, elementwise, gates, kv_blocks, kv_cache, kv_latent, matmul, norm, rope, rope_fused, splits
+from . import (
+    activation,
+    elementwise,
+    fusion,
+    gates,
+    kv_blocks,
+    kv_cache,
+    kv_latent,
+    matmul,
+    norm,
+    rope,
+    rope_fused,
+    splits,
+)
 from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "activation", "attach", "elementwise", "gates", "kv_blocks", "kv_cache", "kv_latent", "matmul",
-    "norm", "rope", "rope_fused", "splits",
+    "DeviceError", "activation", "attach", "elementwise", "fusion", "gates", "kv_blocks", "kv_cache", "kv_latent",
+    "matmul", "norm", "rope", "rope_fused", "splits",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))
 
 
 def attach() -> None:
-    """Tell the registry what the current GPU can do; without one its record stays invalid, and a kernel says why."""
+    """Tell the registry what the current GPU can do, and how its arrays are copied where that was asked for.
+
+    Without a GPU its record stays invalid, and a kernel says why.
+    """
     from .cupy_runtime import capabilities
 
     with contextlib.suppress(DeviceError):
         providers.set_device_provider_caps(capabilities())
+        providers.register_backend("cuda", DeviceArrays())
