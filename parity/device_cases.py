@@ -73,6 +73,8 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (3,), "D": D, "x": kind, "rounding": "vllm"}
           for D in (1, 8, 264) for kind in ("bfloat16", "float16", "float32")),
         {"...": (2, 0), "D": 8},
+        *({"...": (1,), "D": 1 << 16, "x": _every_gate(up), "rounding": rounding}
+          for up in (1.0, 0.7109375, 300.0) for rounding in ("vt", "vllm")),
     ],
     "silu_and_mul_clamp": [
         *({"...": (3,), "D": 264, "x": kind, "rounding": rounding, "limit": 0.5, "alpha": 1.702, "beta": 1.0}

@@ -33,9 +33,10 @@ WRONGS = {
     },
     "activation": {
         "fast functions beyond their range": ("&& largest < FAST_LIMIT", ""),
-        "always round the act": ("variant ? kind : F32", "kind"),
+        "always round the act": ("<true>(out, g, u, variant ? kind : F32,", "<true>(out, g, u, kind,"),
         "clamp the gate on both sides": ("vt_minimum(g[j], limit)", "vt_minimum(vt_maximum(g[j], -limit), limit)"),
-        "tanh's cube without its factor": ("((0.044715f * g[j]) * g[j])", "(g[j] * g[j])"),
+        "tanh's cube without its factor": ("((0.044715f * g) * g) * g", "(g * g) * g"),
+        "GELU's fast form in its tail": ("!(a > -2.7f && a < FAST_LIMIT)", "!(a < FAST_LIMIT)"),
         "multiply by the cap's inverse": ("y / cap", "y * (1.0f / cap)"),
         "keep NaN in relu": ("y > 0.0f ? y : 0.0f", "y < 0.0f ? 0.0f : y"),
         "leave out the last group": ("column < width}", "column < width - 1}"),

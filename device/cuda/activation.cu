@@ -3,7 +3,7 @@
 // The ladder:
 // 1. *_v1: an element a thread, any width and address.
 // 2. *_v8: 16-byte loads and stores, eight elements a thread; memory-bound but for the functions themselves.
-// 3. SiLU into bfloat16 takes the hardware's fast functions wherever they give the polynomial's bytes (fast.cuh).
+// 3. SiLU and GELU into bfloat16 take the hardware's fast functions wherever they give the polynomial's bytes (fast.cuh).
 // 4. Gated products: two groups a thread, so that four loads are under way before the arithmetic starts.
 #include "fast.cuh"
 #include "rows.cuh"
@@ -39,13 +39,7 @@ struct Clamped {
 struct Gelu {
     int kind, variant;
     template <int V> VT_MEMBER void operator()(float (&out)[V], const float (&g)[V], const float (&u)[V]) const {
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-            float cube = ((0.044715f * g[j]) * g[j]) * g[j];
-            float t = vt_tanh(0.7978845608028654f * (g[j] + cube));
-            float act = (0.5f * g[j]) * (1.0f + t);
-            out[j] = (variant ? through(act, kind) : act) * u[j];
-        }
+        gelu_products(out, g, u, variant ? kind : F32, kind);
     }
 };
 

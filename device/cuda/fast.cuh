@@ -61,3 +61,34 @@ VT_FN void gate_products(float (&out)[V], const float (&g)[V], const float (&u)[
         if (off_middle(decided[j]) <= 2 * NEAR || !(vt_abs(g[j]) < FAST_LIMIT))
             out[j] = exact_product<SILU>(g[j], u[j], act_kind);
 }
+
+VT_FN float gelu_argument(float g) { return 0.7978845608028654f * (g + ((0.044715f * g) * g) * g); }
+
+VT_FN float exact_gelu_product(float g, float u, int act_kind) {
+    return through((0.5f * g) * (1.0f + vt_tanh(gelu_argument(g))), act_kind) * u;
+}
+
+// GELU (tanh form) * u, as gate_products. With the same argument a = gelu_argument(g) as MIRROR, its (1 + tanh a) / 2 is
+// here s = 1 / (1 + e), e = exp(-2a). In units of 2^-24 relative to the result: e and s make 17 where -a < 2.7, 3 for
+// the products, and MIRROR's tanh and its sum with 1, off by 1.5 absolute, are 0.75 / s = 0.75 (1 + e) off in s. The
+// margin is twice that, and where -a >= 2.7 (there s < 2^-7.8) the polynomial decides.
+template <int V>
+VT_FN void gelu_products(float (&out)[V], const float (&g)[V], const float (&u)[V], int act_kind, int kind) {
+    if (kind != BF16 || act_kind == F16) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) out[j] = exact_gelu_product(g[j], u[j], act_kind);
+        return;
+    }
+    bool rounded = act_kind == BF16;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        float a = gelu_argument(g[j]);
+        float e = fast_exp2(a * -2.885390f);
+        float act = g[j] * fast_reciprocal(1.0f + e);
+        float y = (rounded ? through(act, BF16) : act) * u[j];
+        unsigned margin = 40u + (unsigned)(2.0f * fminf(e, 1000.0f));
+        unsigned off = (unsigned)(vt_bits(rounded ? act : y) + 0x8000 + (int)margin) & 0xffffu;
+        bool near = off <= 2 * margin;
+        out[j] = near || !(a > -2.7f && a < FAST_LIMIT) ? exact_gelu_product(g[j], u[j], act_kind) : y;
+    }
+}
