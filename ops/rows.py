@@ -51,7 +51,7 @@ _PROMISED = {
     }.items()
 }
 
-_MACHINERY = {"ACCEL-PROVIDER-SELECT": "test_providers"}
+_MACHINERY = {"ACCEL-PROVIDER-SELECT": "test_providers", "FUSION-FRAMEWORK": "test_fusion"}
 
 
 ROWS: dict[str, Row] = _rows(
@@ -72,7 +72,7 @@ ROWS: dict[str, Row] = _rows(
     ("DSV4-W7-DEVICE", "dsa mhc moe_routing", "device side of DeepSeek-V4's kernels"),
     ("EW-NORM-ACT", "norm activation elementwise splits gates", "norms, activations, embedding, casts, glue"),
     ("EW-NORM-QUANT", "norm_quant", "norms fused with quantisation"),
-    ("FUSION-FRAMEWORK", "recipes", "fused recipes, declared once"),
+    ("FUSION-FRAMEWORK", "fusion", "fused recipes, declared once"),
     ("GDN-AOT-BF16", "gdn", "gated delta rule, chunked bf16"),
     ("GDN-PACKED-DECODE", "gdn", "gated delta rule, packed decode"),
     ("GDN-SCRATCH", "gdn", "gated delta rule scratch planning"),

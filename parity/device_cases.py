@@ -166,7 +166,7 @@ class DeviceCase:
             for name, spec in contract.args.items():
                 value = arguments.get(name)
                 if isinstance(spec, Tensor) and isinstance(value, np.ndarray) and value.dtype.kind not in "iu":
-                    _plant(value, len(name))
+                    plant(value, len(name))
         return arguments
 
 
@@ -174,7 +174,7 @@ def _axes(contract, number: int) -> Mapping[str, object]:
     return [*contract.examples, *EDGES[contract.name]][number]
 
 
-def _plant(value: np.ndarray, shift: int) -> None:
+def plant(value: np.ndarray, shift: int) -> None:
     """Overwrite every third element with special values, shifted so that operands meet in all combinations."""
     flat = value.reshape(-1)
     places = np.arange(shift % 3, flat.size, 3)

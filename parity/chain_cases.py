@@ -1,0 +1,125 @@
+"""What generated kernels of fused chains are tried on, and the verdict: the bytes of the standalone ops' mirrors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vtlab import ops
+from vtlab.device import runtime
+from vtlab.device.fusion import GENERATED, generated
+from vtlab.ops import fusion, providers
+from vtlab.ops.dtypes import dtype
+from vtlab.ops.fusion import Recipe, compose, slot_of, trace
+from vtlab.ops.fusion.binding import bind
+from vtlab.ops.numerics import MIRROR, round_to
+from vtlab.ops.shapes import sizes
+from vtlab.ops.table import lookup
+
+from .compare import assert_bytes
+from .device_cases import plant
+from .device_run import Cuda, Framed, assert_equal, tupled
+
+_NORMS = ((3, 8), (5, 64), (40, 8), (4, 136), (2, 264), (3, 2048), (2, 2056), (1, 8192), (2, 8200), (3, 33), (0, 64))
+_MAPS = ((3, 8), (5, 33), (2, 264), (300, 8), (1, 4104), (0, 8))
+_GROUPS = ((3, 128), (5, 256), (2, 384), (1, 2176), (40, 128), (0, 128))
+
+
+@dataclass(frozen=True)
+class ChainCase:
+    """A recipe on `rows` rows of `width`; `special` plants infinities, NaN, subnormals and the like in rows and weights."""
+
+    recipe: Recipe
+    dtypes: tuple[str, ...]
+    rows: int
+    width: int
+    special: bool = False
+
+    def __str__(self) -> str:
+        letters = "".join(name[0] for name in self.dtypes)
+        return f"{self.recipe}-{letters}-{self.rows}x{self.width}" + "-special" * self.special
+
+    @property
+    def op(self) -> str:
+        return self.recipe.name
+
+    family = op
+
+    def arguments(self) -> dict[str, np.ndarray]:
+        """The operands on the host, the same ones every time."""
+        return operands_of(self.recipe, self.dtypes, {"H": self.width}, (self.rows,), self.special)
+
+
+def operands_of(recipe: Recipe, dtypes, axes: dict[str, int], lead=(), special=False) -> dict[str, np.ndarray]:
+    """Operands of unit variance; a single number is a scale. An integer dtype takes small positions."""
+    rng = np.random.Generator(np.random.PCG64([*recipe.name.encode(), *axes.values(), *lead]))
+    found = {}
+    for (name, shape), kind in zip(recipe.operands.items(), dtypes):
+        size = (1,) if shape == "1" else sizes(shape, axes, lead)
+        if dtype(kind).kind == "i":
+            found[name] = rng.integers(0, axes["P"], size).astype(kind)
+            continue
+        found[name] = round_to(np.array([0.0321]) if shape == "1" else rng.standard_normal(size), dtype(kind))
+        if special and shape != "1":
+            plant(found[name], len(name))
+    return found
+
+
+def chain_cases() -> Iterator[ChainCase]:
+    """Every recipe of the catalog that has generated kernels, on widths around their vectors, lanes, blocks and turns."""
+    for recipe in fusion.catalog():
+        if generated(recipe) is None:
+            continue
+        for names in recipe.dtypes:
+            program = trace(recipe, tuple(names.split()))
+            shapes = _GROUPS if program.group else _NORMS if program.reductions else _MAPS
+            for rows, width in shapes:
+                yield ChainCase(recipe, tuple(names.split()), rows, width)
+                yield ChainCase(recipe, tuple(names.split()), rows, width, special=True)
+
+
+def mirror_of(recipe: Recipe, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The composite of the steps' mirrors."""
+    return compose(recipe, recipe.steps, lambda op, a: lookup(op).evaluate(MIRROR, **a), operands, dict(recipe.params))
+
+
+def call(device, recipe: Recipe, arguments: dict, *realisations: str) -> object:
+    """The chain on a device, through the generated kernel or the given realisations and providers."""
+    names = realisations or (GENERATED,)
+    if isinstance(device, Cuda):
+        with ops.using(*names):
+            return fusion.fused_chain(recipe, **arguments)
+    out = {name: arguments.pop(name) for name in ("out",) if name in arguments}
+    with runtime.using(device.runtime), ops.using(*names):
+        return providers.call(slot_of(recipe), "cuda", bind(recipe, arguments) | out)
+
+
+def check_chain(device, case: ChainCase) -> None:
+    """The mirror's bytes: fresh, into poisoned `out` between sentinels, and with fewer rows beside; operands are kept."""
+    recipe, host = case.recipe, case.arguments()
+    want = mirror_of(recipe, host) if case.rows else None
+    sent = {name: device.send(value) for name, value in host.items()}
+    results = tupled(call(device, recipe, dict(sent)))
+    if want is None:
+        assert all(result.shape[0] == 0 for result in results)
+        return
+    _compare(case, [device.fetch(result) for result in results], want, "")
+    frames = [Framed(device, expected.shape, expected.dtype) for expected in want]
+    outs = tuple(frame.inner for frame in frames)
+    call(device, recipe, sent | {"out": outs if len(outs) > 1 else outs[0]})
+    _compare(case, [device.fetch(out) for out in outs], want, " into out")
+    for frame in frames:
+        frame.check_frame(f"{case} into out")
+    if (rows := case.rows // 3) > 0:
+        fewer = {n: a[:rows].copy() if recipe.operands[n].startswith("...") else a for n, a in host.items()}
+        results = tupled(call(device, recipe, {name: device.send(value) for name, value in fewer.items()}))
+        _compare(case, [device.fetch(result) for result in results], [a[:rows] for a in want], f" in a batch of {rows}")
+    for name, value in host.items():
+        assert_bytes(device.fetch(sent[name]), value, f"{case}: operand {name} was changed")
+
+
+def _compare(case: ChainCase, got, want, what: str) -> None:
+    for slot, result, expected in zip(case.recipe.returns, got, want, strict=True):
+        assert_equal(case.op, result, expected, f"{case}{what}, {slot}")
