@@ -1,4 +1,4 @@
-"""One step of a model: eagerly, or for a decode step on a device as one graph for each padded number of requests."""
+"""One step of a model: eagerly, or for a decode step on a device as one graph for each padded shape of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Runner:
         self._sizes = padded_sizes(max_num_seqs)
         self._max_blocks = num_blocks
         self._fresh, self._kept = Fresh(self.arrays), Kept(self.arrays, self._sizes[-1])
-        self._inputs: dict[int, DecodeInputs] = {}
+        self._inputs: dict[tuple[int, int], DecodeInputs] = {}
         self._reports: dict[tuple[int, int], Report] = {}
 
     def run(self, batch: Batch, top: int = 0) -> Scores:
@@ -57,9 +57,10 @@ class Runner:
             report = None if self.arrays is HOST else Report(self.arrays, batch.sample_rows.size, top)
             return self._step(batch.on(self.arrays), self._fresh, report)
         size = next(size for size in self._sizes if size >= rows)
-        inputs = self._inputs.get(size)
+        width = padded_width(batch.block_table.shape[1], self._max_blocks)
+        inputs = self._inputs.get((size, width))
         if inputs is None:
-            inputs = self._inputs[size] = DecodeInputs(self.arrays, size, self._max_blocks)
+            inputs = self._inputs[size, width] = DecodeInputs(self.arrays, size, width)
         report = self._reports.get((size, top))
         if report is None:
             report = self._reports[size, top] = Report(self.arrays, size, top)
@@ -92,3 +93,11 @@ def padded_sizes(most: int) -> tuple[int, ...]:
     """Numbers of requests that graphs are made for: 1, 2, 4, then multiples of 8 up to `most`, which is the last."""
     sizes = {1, 2, 4, *range(_STEP, most, _STEP), most}
     return tuple(sorted(size for size in sizes if size <= most))
+
+
+def padded_width(blocks: int, most: int) -> int:
+    """Blocks of a request that a graph is made for: a power of two from 8 on, so that a few graphs serve all lengths.
+
+    Attention deals its work out over the keys that a table has room for, so a wide table would cost short requests.
+    """
+    return min(max(_STEP, 1 << (blocks - 1).bit_length()), most)

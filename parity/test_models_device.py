@@ -15,7 +15,7 @@ from vtlab.models.batch import DecodeInputs, Slice, build
 from vtlab.models.demo import demo_installed
 from vtlab.models.engine import Engine
 from vtlab.models.loading import load_decoder
-from vtlab.models.runner import Runner, padded_sizes
+from vtlab.models.runner import Runner, padded_sizes, padded_width
 from vtlab.models.sampling_params import SamplingParams
 from vtlab.ops import arrays, dispatch
 from vtlab.ops.errors import ContractError
@@ -205,6 +205,23 @@ def test_a_batch_crosses_in_one_piece(device):
 ])  # fmt: skip
 def test_padded_sizes_end_at_the_most_requests_of_a_step(most, sizes):
     assert padded_sizes(most) == sizes
+
+
+@pytest.mark.parametrize(
+    ("blocks", "most", "width"), [(1, 100, 8), (8, 100, 8), (9, 100, 16), (65, 100, 100), (3, 5, 5)]
+)
+def test_padded_widths_hold_the_blocks(blocks, most, width):
+    assert padded_width(blocks, most) == width >= blocks
+
+
+def test_a_request_that_outgrows_its_table_gets_a_wider_graph(device):
+    chosen = SamplingParams(max_tokens=40, ignore_eos=True)
+    model = small_decoder("llama")
+    replayed = Engine(model, num_blocks=30, block_size=2, device=device)
+    assert replayed.generate([prompt(1, 5)], chosen) == Engine(model, num_blocks=30, block_size=2).generate(
+        [prompt(1, 5)], chosen
+    )
+    assert replayed.runner.graphs.captures == 3
 
 
 def test_an_engine_on_a_device_that_is_not_there_is_refused():
