@@ -59,33 +59,34 @@ def _product(op: str, a, b, down: bool, out_dtype, out):
     form = ("_bf16" if known else "") if wide else "_any"
     args = [
         rows, columns, depth, a, left.stride, left.batch_stride, kind(a), b, right.stride, right.batch_stride, kind(b),
-        int(down), target, kind(target), batches,
+        int(down), target, kind(target),
     ]  # fmt: skip
     if wide and rows <= _FEW and not down and not lead:
         held = next(size for size in (1, 2, 4, 8) if size >= rows)
         taken = 4 if known and columns >= _MANY_COLUMNS else 1
         name = f"few_{held}{'_by_4' * (taken == 4)}{form}"
-        start(op, "matmul", name, -(-columns // (_WARPS * taken)), (32 * _WARPS, 1), [*args, None, 1])
+        start(op, "matmul", name, -(-columns // (_WARPS * taken)), (32 * _WARPS, 1), [*args, 0, None, 1])
         return target
-    high, across, threads = _tile(rows, wide)
-    tiles = batches * -(-rows // high) * -(-columns // across)
-    chains, parts, size = min(_CHAINS, -(-depth // _PIECE)), 1, batches * rows * columns
+    high, across, each = _tile(rows, wide)
+    tiles, threads = batches * -(-rows // high) * -(-columns // across), high // each * (across // 8)
+    chains, parts, size = min(_CHAINS, -(-depth // _PIECE)), 1, tiles * high * across
     while parts < chains and tiles * parts < _BLOCKS and depth >= 2 * parts * _DEEP and chains * size * 4 <= _SCRATCH:
         parts *= 2
     sums = scratch.take("matmul", chains * size * 4) if parts > 1 else None
-    start(op, "matmul", f"tile_{high}x{across}{form}", tiles * parts, (threads, 1), [*args, sums, parts])
+    start(op, "matmul", f"tile_{high}x{across}{form}", tiles * parts, (threads, 1), [*args, tiles, sums, parts])
     if sums is not None:
-        start(op, "matmul", "join", -(-size // 256), (256, 1), [size, chains, sums, target, kind(target)])
+        whole = [tiles, chains, sums, rows, columns, target, kind(target), high, across, each]
+        start(op, "matmul", "join", -(-size // 1024), (256, 1), whole)
     return target
 
 
 def _tile(rows: int, wide: bool) -> tuple[int, int, int]:
-    """Rows and columns of a tile, and its threads: a higher tile reads less, a lower one wastes fewer rows."""
+    """Rows and columns of a tile, and rows of a thread, which has 8 columns: a higher tile reads less, a lower one wastes fewer rows."""
     if wide and rows <= 32:
-        return 16, 128, 64
+        return 16, 128, 4
     if wide and (rows > 512 or -rows % 128 < 64):
-        return 128, 64, 128
-    return 64, 64, 64
+        return 128, 64, 8
+    return 64, 64, 8
 
 
 @providers.provider("matmul", "cuda", PROVIDER)

@@ -89,6 +89,17 @@ WRONGS = {
         "tokens past their request": ("if (token >= bounds[request + 1]) return NOTHING;", ""),
         "slots count entries of one block": ("b * block + (slot", "(slot"),
     },
+    "matmul": {
+        "half a turn further": ("k += TURN;", "k += TURN / 2;"),
+        "do not wait for the weights": ("        copies_arrive_but<STAGES - 1>();\n", ""),
+        "round the product": ("sum[r][m] = vt_fma(x[j], y[r][j], sum[r][m])", "sum[r][m] += x[j] * y[r][j]"),
+        "the upper rows unswapped": ("((BM / 2 + y0) ^ x_swap)", "(BM / 2 + y0)"),
+        "chains in one place": ("(chain * tiles + number)", "number"),
+        "chains backwards": ("(chains + l * size + at)", "(chains + (count - 1 - l) * size + at)"),
+        "the first matrix for all": ("corner.batch * b_batch", "0 * b_batch"),
+        "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
+                __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
+    },
 }  # fmt: skip
 
 

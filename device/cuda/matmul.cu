@@ -38,27 +38,39 @@ VT_FN Raw<8> fetch_some(const void* base, i64 at, i64 count, int kind) {
 template <int WIDTH, int THREADS, bool WIDE> struct Side {
     static constexpr int LOADS = 2 * WIDTH / THREADS > 0 ? 2 * WIDTH / THREADS : 1;
     static constexpr int SWAP = WIDTH >= 32 ? 16 : 0;  // the lower eight k exchange halves: writers meet in no bank
-    const void* base;
+    const char *base, *from[LOADS];
     i64 first, limit, stride, depth;
     int kind;
     bool down;  // k steps over rows: [K, N]
     Raw<8> raw[LOADS];
 
-    VT_MEMBER int number(int i) const { return i * THREADS + (int)threadIdx.x; }
+    VT_MEMBER Side(const void* matrix, i64 first, i64 limit, i64 stride, i64 depth, int kind, bool down)
+        : base((const char*)matrix), first(first), limit(limit), stride(stride), depth(depth), kind(kind), down(down) {
+        // Beyond the operand's edge its last elements are read once more: nobody asks for what comes of them.
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            i64 at = first + across(number(i)), last = down ? limit - 8 : limit - 1;
+            at = at < last ? at : last;
+            i64 k = along(number(i));
+            from[i] = base + (down ? k * stride + at : at * stride + k) * item_size(kind);
+        }
+    }
 
-    // The sixteen from k on. Beyond the operand's edge its last elements are read once more: nobody asks for that result.
+    VT_MEMBER int number(int i) const { return i * THREADS + (int)threadIdx.x; }
+    VT_MEMBER int across(int v) const { return down ? v % (WIDTH / 8) * 8 : v >> 1; }
+    VT_MEMBER int along(int v) const { return down ? v / (WIDTH / 8) : (v & 1) * 8; }
+
+    // The sixteen from k on.
     VT_MEMBER void fetch_piece(i64 k) {
+        i64 offset = k * (down ? stride : 1) * item_size(kind);
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
             int v = number(i);
-            if (v >= 2 * WIDTH) continue;
-            i64 line = down ? k + v / (WIDTH / 8) : first + (v >> 1);
-            i64 at = down ? first + v % (WIDTH / 8) * 8 : k + (v & 1) * 8;
+            if (LOADS * THREADS > 2 * WIDTH && v >= 2 * WIDTH) continue;
             if constexpr (WIDE) {
-                if (down) at = at < limit ? at : limit - 8;
-                else line = line < limit ? line : limit - 1;
-                raw[i] = fetch<8>(base, line * stride + at, kind);
+                raw[i] = fetch<8>(from[i] + offset, 0, kind);
             } else {
+                i64 line = down ? k + along(v) : first + across(v), at = down ? first + across(v) : k + along(v);
                 i64 lines = down ? depth : limit, elements = down ? limit : depth;
                 raw[i] = line < lines ? fetch_some(base, line * stride + at, elements - at, kind) : nothing();
             }
@@ -69,14 +81,13 @@ template <int WIDTH, int THREADS, bool WIDE> struct Side {
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
             int v = number(i);
-            if (v >= 2 * WIDTH) continue;
+            if (LOADS * THREADS > 2 * WIDTH && v >= 2 * WIDTH) continue;
             float x[8];
             widen(x, raw[i], WIDE ? kind : F32);
+            int k = along(v), at = across(v) ^ (k & 8 ? SWAP : 0);
             if (down) {
-                int k = v / (WIDTH / 8), at = v % (WIDTH / 8) * 8;
-                store(shared, k * WIDTH + (at ^ (k & 8 ? SWAP : 0)), x, F32);
+                store(shared, k * WIDTH + at, x, F32);
             } else {
-                int k = (v & 1) * 8, at = (v >> 1) ^ (v & 1 ? SWAP : 0);
 #pragma unroll
                 for (int j = 0; j < 8; ++j) shared[(k + j) * WIDTH + at] = x[j];
             }
@@ -94,34 +105,60 @@ VT_FN void four(float* x, const float* shared) {
 
 #define PRODUCT_PARAMETERS                                                                                       \
     i64 rows, i64 columns, i64 depth, const void *a, i64 a_stride, i64 a_batch, i64 a_kind, const void *b,       \
-        i64 b_stride, i64 b_batch, i64 b_kind, i64 down, void *out, i64 out_kind, i64 batches, float *chains,    \
-        i64 parts
+        i64 b_stride, i64 b_batch, i64 b_kind, i64 down, void *out, i64 out_kind, i64 tiles, uint4 *chains, i64 parts
 #define PRODUCT_NAMES                                                                                            \
     rows, columns, depth, a, a_stride, a_batch, a_kind, b, b_stride, b_batch, b_kind, down, out, out_kind,       \
-        batches, chains, parts
+        tiles, chains, parts
 #define PRODUCT_BF16 ((int)a_kind == BF16 && (int)b_kind == BF16 && (int)out_kind == BF16)
 
-// BM x BN elements a block, TM x 8 a thread. Neighbouring blocks take the parts of one tile, then the next rows.
+// Which elements are whose: BM x BN a tile, TM x 8 a thread, four neighbours at a time, number 0 ... 2 TM - 1.
+struct Tiling {
+    int bm, bn, tm;
+
+    VT_MEMBER int threads() const { return bm / tm * (bn / 8); }
+    VT_MEMBER int x(int thread) const { return (thread & 7) + 8 * ((thread >> 5) % (bn / 64)); }
+    VT_MEMBER int y(int thread) const { return (thread >> 3 & 3) + 4 * ((thread >> 5) / (bn / 64)); }
+    VT_MEMBER int row(int thread, int number) const {
+        return y(thread) * 4 + (number >> 1 & 3) + (number >> 3) * (bm / 2);
+    }
+    VT_MEMBER int column(int thread, int number) const { return x(thread) * 4 + (number & 1) * (bn / 2); }
+};
+
+// A tile's place: neighbouring tiles take the next rows, then the next columns, then the next matrix.
+struct Corner {
+    i64 row, column, batch;
+
+    VT_MEMBER Corner(i64 tile, i64 rows, i64 columns, int bm, int bn) {
+        i64 down = (rows + bm - 1) / bm, across = (columns + bn - 1) / bn;
+        row = tile % down * bm, column = tile / down % across * bn, batch = tile / down / across;
+    }
+};
+
+VT_FN void store_four(void* out, const float* x, i64 row, i64 column, const Corner& at, i64 rows, i64 columns, int kind) {
+    row += at.row, column += at.column;
+    if (row >= rows) return;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float one[1] = {x[j]};
+        if (column + j < columns) store(out, (at.batch * rows + row) * columns + column + j, one, kind);
+    }
+}
+
+// Neighbouring blocks take the parts of one tile.
 template <int BM, int BN, int TM, bool WIDE> VT_FN void tile(PRODUCT_PARAMETERS) {
     constexpr int THREADS = BM / TM * (BN / 8);
+    constexpr Tiling tiling = {BM, BN, TM};
     __shared__ uint4 memory[2][PIECE * (BM + BN) / 4];
-    i64 block = blockIdx.x, part = block % parts, tiles = (rows + BM - 1) / BM, across = (columns + BN - 1) / BN;
-    block /= parts;
-    i64 m0 = block % tiles * BM, n0 = block / tiles % across * BN, batch = block / tiles / across;
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    int tx = (lane & 7) + 8 * (warp % (BN / 64)), ty = (lane >> 3) + 4 * (warp / (BN / 64));
-
-    Side<BM, THREADS, WIDE> left;
-    left.base = (const char*)a + batch * a_batch * item_size((int)a_kind);
-    left.first = m0, left.limit = rows, left.stride = a_stride, left.depth = depth;
-    left.kind = (int)a_kind, left.down = false;
-    Side<BN, THREADS, WIDE> right;
-    right.base = (const char*)b + batch * b_batch * item_size((int)b_kind);
-    right.first = n0, right.limit = columns, right.stride = b_stride, right.depth = depth;
-    right.kind = (int)b_kind, right.down = down != 0;
+    i64 number = (i64)blockIdx.x / parts, part = (i64)blockIdx.x % parts;
+    const Corner corner(number, rows, columns, BM, BN);
+    int x0 = tiling.column(threadIdx.x, 0), y0 = tiling.row(threadIdx.x, 0);
+    Side<BM, THREADS, WIDE> left((const char*)a + corner.batch * a_batch * item_size((int)a_kind), corner.row, rows,
+                                 a_stride, depth, (int)a_kind, false);
+    Side<BN, THREADS, WIDE> right((const char*)b + corner.batch * b_batch * item_size((int)b_kind), corner.column,
+                                  columns, b_stride, depth, (int)b_kind, down != 0);
 
     i64 chain = part * (CHAINS / parts), last = chain + CHAINS / parts, k = chain * PIECE;
-    float sum[TM][8] = {}, total[TM][8] = {};
+    float total[TM][8] = {};
     bool more = k < depth;
     int buffer = 0;
     if (more) {
@@ -131,72 +168,59 @@ template <int BM, int BN, int TM, bool WIDE> VT_FN void tile(PRODUCT_PARAMETERS)
         right.deposit((float*)memory[0] + PIECE * BM);
         __syncthreads();
     }
-    while (more) {
-        const float *x_at = (const float*)memory[buffer], *y_at = x_at + PIECE * BM;
-        i64 next = k + TURN, after = chain;
-        if (next >= depth) next = ++after * PIECE;
-        more = after < last && next < depth;
-        if (more) {
-            left.fetch_piece(next);
-            right.fetch_piece(next);
+    for (; more; ++chain) {
+        float sum[TM][8] = {};
+        bool whole = false;
+        while (!whole) {
+            const float *x_at = (const float*)memory[buffer], *y_at = x_at + PIECE * BM;
+            k += TURN;
+            whole = k >= depth;
+            if (whole) k = (chain + 1) * PIECE;
+            more = k < depth && !(whole && chain + 1 == last);
+            if (more) {
+                left.fetch_piece(k);
+                right.fetch_piece(k);
+            }
+#pragma unroll
+            for (int i = 0; i < PIECE; ++i) {
+                int x_swap = i & 8 ? left.SWAP : 0, y_swap = i & 8 ? right.SWAP : 0;
+                float x[TM], y[8];
+                four(x, x_at + i * BM + (y0 ^ x_swap));
+                if constexpr (TM == 8) four(x + TM - 4, x_at + i * BM + ((BM / 2 + y0) ^ x_swap));
+                four(y, y_at + i * BN + (x0 ^ y_swap));
+                four(y + 4, y_at + i * BN + ((BN / 2 + x0) ^ y_swap));
+#pragma unroll
+                for (int m = 0; m < TM; ++m)
+#pragma unroll
+                    for (int n = 0; n < 8; ++n) sum[m][n] = vt_fma(x[m], y[n], sum[m][n]);
+            }
+            if (more) {
+                buffer ^= 1;
+                left.deposit((float*)memory[buffer]);
+                right.deposit((float*)memory[buffer] + PIECE * BM);
+                __syncthreads();
+            }
         }
-#pragma unroll
-        for (int i = 0; i < PIECE; ++i) {
-            int x_swap = i & 8 ? left.SWAP : 0, y_swap = i & 8 ? right.SWAP : 0;
-            float x[TM], y[8];
-            four(x, x_at + i * BM + ((ty * 4) ^ x_swap));
-            if constexpr (TM == 8) four(x + TM - 4, x_at + i * BM + ((BM / 2 + ty * 4) ^ x_swap));
-            four(y, y_at + i * BN + ((tx * 4) ^ y_swap));
-            four(y + 4, y_at + i * BN + ((BN / 2 + tx * 4) ^ y_swap));
-#pragma unroll
-            for (int m = 0; m < TM; ++m)
-#pragma unroll
-                for (int n = 0; n < 8; ++n) sum[m][n] = vt_fma(x[m], y[n], sum[m][n]);
-        }
-        bool whole = after != chain;
-        if (whole && chains == nullptr) {
+        if (chains == nullptr) {
 #pragma unroll
             for (int m = 0; m < TM; ++m)
 #pragma unroll
                 for (int n = 0; n < 8; ++n) total[m][n] += sum[m][n];
-        }
-        if (whole && chains != nullptr) {
+        } else {
+            uint4* to = chains + (chain * tiles + number) * (BM * BN / 4) + threadIdx.x;
 #pragma unroll
-            for (int m = 0; m < TM; ++m) {
-                i64 row = m0 + ty * 4 + (m & 3) + (m >> 2) * (BM / 2);
-#pragma unroll
-                for (int n = 0; n < 8; ++n) {
-                    i64 column = n0 + tx * 4 + (n & 3) + (n >> 2) * (BN / 2);
-                    if (row < rows && column < columns)
-                        chains[((chain * batches + batch) * rows + row) * columns + column] = sum[m][n];
-                }
+            for (int i = 0; i < 2 * TM; ++i) {
+                const float* x = &sum[i >> 1][(i & 1) * 4];
+                to[i * THREADS] = {(unsigned)vt_bits(x[0]), (unsigned)vt_bits(x[1]), (unsigned)vt_bits(x[2]),
+                                   (unsigned)vt_bits(x[3])};
             }
         }
-        if (whole) {
-#pragma unroll
-            for (int m = 0; m < TM; ++m)
-#pragma unroll
-                for (int n = 0; n < 8; ++n) sum[m][n] = 0.0f;
-        }
-        if (more) {
-            buffer ^= 1;
-            left.deposit((float*)memory[buffer]);
-            right.deposit((float*)memory[buffer] + PIECE * BM);
-            __syncthreads();
-        }
-        k = next, chain = after;
     }
     if (chains != nullptr) return;
 #pragma unroll
-    for (int m = 0; m < TM; ++m) {
-        i64 row = m0 + ty * 4 + (m & 3) + (m >> 2) * (BM / 2);
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-            i64 column = n0 + tx * 4 + (n & 3) + (n >> 2) * (BN / 2);
-            float one[1] = {total[m][n]};
-            if (row < rows && column < columns) store(out, (batch * rows + row) * columns + column, one, (int)out_kind);
-        }
-    }
+    for (int i = 0; i < 2 * TM; ++i)
+        store_four(out, &total[i >> 1][(i & 1) * 4], tiling.row(threadIdx.x, i), tiling.column(threadIdx.x, i), corner,
+                   rows, columns, (int)out_kind);
 }
 
 #define TILE(NAME, THREADS, BLOCKS, BM, BN, TM, WIDE, KNOWN)                                                     \
@@ -213,14 +237,24 @@ TILE(tile_16x128_bf16, 64, 6, 16, 128, 4, true, PRODUCT_BF16)
 TILE(tile_64x64_bf16, 64, 4, 64, 64, 8, true, PRODUCT_BF16)
 TILE(tile_128x64_bf16, 128, 2, 128, 64, 8, true, PRODUCT_BF16)
 
-// out[i] = the chains' sums at i, added up in their order; `size` elements a chain.
-extern "C" __global__ void __launch_bounds__(256) join(i64 size, i64 count, const float* chains, void* out, i64 out_kind) {
-    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+// What the blocks of a tile left in memory, `count` chains, added up in their order: four neighbours a thread.
+extern "C" __global__ void __launch_bounds__(256)
+    join(i64 tiles, i64 count, const uint4* chains, i64 rows, i64 columns, void* out, i64 out_kind, i64 bm, i64 bn, i64 tm) {
+    const Tiling tiling = {(int)bm, (int)bn, (int)tm};
+    i64 size = tiles * (bm * bn / 4), at = (i64)blockIdx.x * 256 + threadIdx.x;
     if (at >= size) return;
-    float total[1] = {0.0f};
+    float total[4] = {};
 #pragma unroll 8
-    for (int l = 0; l < (int)count; ++l) total[0] += chains[l * size + at];
-    store(out, at, total, (int)out_kind);
+    for (int l = 0; l < (int)count; ++l) {
+        float x[4];
+        four(x, (const float*)(chains + l * size + at));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) total[j] += x[j];
+    }
+    i64 number = at / (bm * bn / 4);
+    int inside = (int)(at % (bm * bn / 4)), thread = inside % tiling.threads(), i = inside / tiling.threads();
+    store_four(out, total, tiling.row(thread, i), tiling.column(thread, i),
+               Corner(number, rows, columns, tiling.bm, tiling.bn), rows, columns, (int)out_kind);
 }
 
 #define FEW_WARPS 2
