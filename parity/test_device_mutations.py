@@ -11,6 +11,7 @@ from . import test_device_calls, test_device_calls_kv
 from .compare import ParityError
 from .device_cases import cases, device_ops
 from .device_run import Emulated, check_case
+from .device_wrongs_rope import WRONGS as ROPE
 from .emulation import EmulatedRuntime, compiler
 
 CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -100,6 +101,7 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
+    **ROPE,
 }  # fmt: skip
 
 
