@@ -14,24 +14,29 @@ from vtlab.ops.arrays import register
 
 from . import (
     activation,
+    draws,
     elementwise,
     fusion,
     gates,
     kv_blocks,
     kv_cache,
     kv_latent,
+    logits,
     matmul,
     norm,
+    numba_cuda,
     rope,
     rope_fused,
+    sampling,
     splits,
+    token_masks,
 )
 from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "activation", "attach", "elementwise", "fusion", "gates", "kv_blocks", "kv_cache", "kv_latent",
-    "matmul", "norm", "rope", "rope_fused", "splits",
+    "DeviceError", "activation", "attach", "draws", "elementwise", "fusion", "gates", "kv_blocks", "kv_cache", "kv_latent",
+    "logits", "matmul", "norm", "numba_cuda", "rope", "rope_fused", "sampling", "splits", "token_masks",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))

@@ -26,8 +26,8 @@ _SENTINELS = 64
 class Emulated:
     """NumPy arrays through launchers and emulated kernels."""
 
-    def __init__(self, emulated: EmulatedRuntime | None = None):
-        self.runtime = emulated or EmulatedRuntime()
+    def __init__(self, emulated: EmulatedRuntime | None = None, provider: str = PROVIDER):
+        self.runtime, self.provider = emulated or EmulatedRuntime(), provider
 
     def send(self, value):
         if not isinstance(value, np.ndarray):
@@ -47,17 +47,17 @@ class Emulated:
         out = arguments.pop("out", None)
         bound = found.bind((), arguments)
         checking.check(found.contract, bound)
-        with runtime.using(self.runtime), ops.using(PROVIDER):
+        with runtime.using(self.runtime), ops.using(self.provider):
             return providers.get_op(op, "cuda")(**bound, **({} if out is None else {"out": out}))
 
 
 class Cuda:
     """CuPy arrays through the public ops."""
 
-    def __init__(self):
+    def __init__(self, provider: str = PROVIDER):
         import cupy
 
-        self.cupy = cupy
+        self.cupy, self.provider = cupy, provider
 
     def send(self, value):
         return self.cupy.asarray(value) if isinstance(value, np.ndarray) else value
@@ -69,7 +69,7 @@ class Cuda:
         return self.cupy.empty(count, np.uint8)
 
     def call(self, op: str, arguments: dict):
-        with ops.using(PROVIDER):
+        with ops.using(self.provider):
             return getattr(ops, op)(**arguments)
 
 
@@ -166,10 +166,16 @@ def small(case: DeviceCase) -> bool:
 
 
 def main(check: Callable = check_case) -> None:
+    from .chain_cases import chain_cases, check_chain
+
     device, count = Cuda(), 0
     for case in cases(device_ops()):
         if not case.special and small(case):
             check(device, case)
+            count += 1
+    for case in chain_cases():
+        if not case.special and small(case):
+            check_chain(device, case)
             count += 1
     print(f"{count} cases")
 
