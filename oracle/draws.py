@@ -85,8 +85,10 @@ def gumbel_noise(nx, start: np.ndarray, columns: np.ndarray, fp64: bool) -> np.n
 
 
 def _requests_inside(arguments, axes):
-    """a request index beyond the temperatures"""
+    """a request index beyond the temperatures (device arrays: found by the kernel, with `out` not at all)"""
     index = arguments["req_idx"]
+    if not isinstance(index, np.ndarray):
+        return
     outside = np.maximum(index, 0) >= axes["N"]
     if outside.any():
         at = int(np.argmax(outside))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from vtlab.ops.contract import Bound, Flag, Parity, Tensor, refuse
-from vtlab.ops.numerics import strided_tree
+from vtlab.ops.numerics import MIRROR
 from vtlab.ops.table import op
 
+from . import fixed_point
+
 ROW = "KERNEL-SAMPLING"
-# One partial sum per 4096 columns: many blocks can share a row of 150,000 logits and still form the same sum.
-VOCAB_ORDER = strided_tree(4096)
 ROUNDED = Bound(ulps=0, why="every operation rounds: a float64 result of float32 operands, rounded, is the float32 one")
-_SELECTS = "equal, unless a {0} lies within its error, V/4096 + {1} roundings, of the threshold"
+_SELECTS = "equal, unless a {0} lies within its error, {1} roundings, of the threshold"
 MASKED = np.float32(-np.inf)
 LOGITS = Tensor("R V", ("float32",))
 OUT = {"logits": Tensor("R V", ("float32",))}
@@ -31,7 +31,7 @@ def softmax(nx, logits):
     """exp(l - max) / sum(exp(l - max)) of float32 rows, in the compute dtype; a row of -inf gives NaN."""
     value = nx.load(logits)
     weights = nx.exp(nx.sub(value, nx.max(value, keepdims=True)))
-    return nx.div(weights, nx.sum(weights, order=VOCAB_ORDER, keepdims=True))
+    return nx.div(weights, fixed_point.total(nx, weights))
 
 
 def has_vocabulary(arguments, axes):
@@ -129,9 +129,9 @@ def apply_penalties(
     args={"logits": LOGITS, "min_p": per_row("float32", lambda rng, n: rng.uniform(0, 0.3, n))},
     returns=OUT,
     rounding=("p = softmax(l), rounded to float32", "threshold = round(min_p * max(p))"),
-    order=str(VOCAB_ORDER),
+    order=fixed_point.ORDER,
     parity=Parity("bytes"),
-    mirror=Bound(ulps=0, why=_SELECTS.format("probability", "20")),
+    mirror=Bound(ulps=0, why=_SELECTS.format("probability", "V/2^18 + 8")),
     nan="a row with a NaN logit stays as it is: no comparison holds",
     ties="a probability equal to the threshold stays",
     upstream="vllm/v1/sample/logits_processor/builtin.py: MinPLogitsProcessor.apply",
@@ -179,11 +179,10 @@ def ascending_order(values: np.ndarray) -> np.ndarray:
     returns=OUT,
     rounding=(
         "the kept logits' probabilities round to float32",
-        "their ascending cumulative sums round to float32",
+        "their ascending cumulative sums round to float32 (mirror: the sums of the weights, and their quotient)",
         "1 - p rounds to float32",
     ),
-    order="sequential cumulative sum in ascending (value, index) order; the softmax's sum over the sorted row in "
-    + str(VOCAB_ORDER),
+    order=f"truth: ascending (value, index). Mirror: {fixed_point.ORDER}; the sum up to a column over the whole sum",
     parity=Parity("bytes"),
     mirror=Bound(ulps=0, why=_SELECTS.format("cumulative sum", "V + 20")),
     nan="sorts above every number; with p, a row with a NaN keeps all that top-k left",
@@ -217,8 +216,11 @@ def apply_top_k_top_p(nx, logits, k=None, p=None):
         return kept
     order = ascending_order(kept)
     ascending = np.take_along_axis(kept, order, axis=-1)
-    probabilities = nx.load(nx.store(softmax(nx, ascending), np.float32))
-    cumulative = nx.store(np.add.accumulate(probabilities, axis=-1), np.float32)
+    if nx is MIRROR:
+        cumulative = fixed_point.running_shares(nx.exp(nx.sub(ascending, nx.max(ascending, keepdims=True))))
+    else:
+        probabilities = nx.load(nx.store(softmax(nx, ascending), np.float32))
+        cumulative = nx.store(np.add.accumulate(probabilities, axis=-1), np.float32)
     dropped = cumulative <= (np.float32(1) - p)[:, None]
     dropped[:, -1] = False
     np.put_along_axis(kept, order, np.where(dropped, MASKED, ascending), axis=-1)

@@ -7,13 +7,14 @@ import numpy as np
 from vtlab.ops.contract import EXACT, Bound, Parity, Scalar, Tensor, refuse
 from vtlab.ops.table import op
 
-from .logits import LOGITS, ROW, VOCAB_ORDER, has_vocabulary, ordered_codes, softmax
+from . import fixed_point
+from .logits import LOGITS, ROW, has_vocabulary, ordered_codes, softmax
 
-_SUM = "V/4096 + 19"
+_SUM = "V/2**18 + 8"
 _SUM_WHY = (
-    "ceil(V/4096) adds and 12 tree levels sum exponentials within 1 ulp (2 roundings), like the one above them, then a "
-    "division or a difference; l - max rounds, an error relative to its size that the exponential turns into a "
-    "relative one, by at most log V on the sum's average"
+    "a sum of at least 1 of exponentials within 1 ulp (2 roundings) and 2^-42 each, rounded once, under one like them, "
+    "then a division, or a logarithm and a difference; l - max rounds, an error relative to its size that the "
+    "exponential turns into a relative one, by at most log V on the sum's average"
 )
 
 
@@ -66,7 +67,7 @@ def greedy_argmax(nx, logits):
     args={"logits": LOGITS},
     returns={"probs": Tensor("R V", ("float32",))},
     rounding=("probs = round(exp(l - max) / sum)",),
-    order=str(VOCAB_ORDER),
+    order=fixed_point.ORDER,
     parity=Parity("bytes"),
     mirror=Bound(
         _SUM,
@@ -96,7 +97,7 @@ def compute_probs(nx, logits):
     args={"logits": LOGITS},
     returns={"logprobs": Tensor("R V", ("float32",))},
     rounding=("logprobs = round((l - max) - log(sum))",),
-    order=str(VOCAB_ORDER),
+    order=fixed_point.ORDER,
     parity=Parity("bytes"),
     mirror=Bound(
         _SUM,
@@ -118,16 +119,16 @@ def compute_logprobs(nx, logits):
     Errors: ContractError for other shapes or dtypes, V = 0.
     Source: vllm/v1/sample/sampler.py (log_softmax). Shifted first, as log_softmax is: large logits lose nothing.
     """
-    value = nx.load(logits)
+    value = nx.add(nx.load(logits), 0.0)  # no -0: the maximum's zero has no sign of its own
     shifted = nx.sub(value, nx.max(value, keepdims=True))
-    total = nx.sum(nx.exp(shifted), order=VOCAB_ORDER, keepdims=True)
+    total = fixed_point.total(nx, nx.exp(shifted))
     return nx.store(nx.sub(shifted, nx.log(total)), np.float32)
 
 
 def _ids_inside(arguments, axes):
-    """an id outside the vocabulary, or num_logprobs > V"""
+    """num_logprobs > V, or an id outside the vocabulary (device arrays: found by the kernel, with `out` not at all)"""
     ids = arguments["ids"]
-    outside = (ids < 0) | (ids >= axes["V"])
+    outside = (ids < 0) | (ids >= axes["V"]) if isinstance(ids, np.ndarray) else np.zeros(0, bool)
     if outside.any():
         at = int(np.argmax(outside))
         raise refuse("ids", f"{int(ids[at])} at index {at}", f"0 <= id < {axes['V']}")

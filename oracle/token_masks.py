@@ -11,9 +11,11 @@ from .logits import LOGITS, MASKED, OUT, ROUNDED, ROW, has_vocabulary, per_row
 
 
 def _indices_in_range(arguments, axes):
-    """a row or column index outside the logits, in either direction"""
+    """a row or column index outside the logits (device arrays: found by the kernel, with `out` not at all)"""
     for name, size in (("rows", axes["R"]), ("cols", axes["V"])):
         value = arguments[name]
+        if not isinstance(value, np.ndarray):
+            continue
         outside = (value < 0) | (value >= size)
         if outside.any():
             at = int(np.argmax(outside))

@@ -16,6 +16,7 @@ from vtlab.ops.table import Op, lookup, table
 from .device_edges_kv import EDGES as KV
 from .device_edges_matmul import EDGES as MATMUL
 from .device_edges_rope import EDGES as ROPE
+from .device_edges_sampling import EDGES as SAMPLING
 
 _16 = {"x": "bfloat16", "weight": "bfloat16"}
 _F16 = {"x": "float16", "weight": "float16"}
@@ -128,7 +129,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 2, "C": 2 * 300 + 2 * 40, "Hv": 2, "num_k_heads": 1, "head_k_dim": 300, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **KV, **ROPE, **MATMUL,
+    **KV, **ROPE, **MATMUL, **SAMPLING,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
@@ -166,7 +167,8 @@ class DeviceCase:
             for name, spec in contract.args.items():
                 value = arguments.get(name)
                 if isinstance(spec, Tensor) and isinstance(value, np.ndarray) and value.dtype.kind not in "iu":
-                    plant(value, len(name))
+                    arguments[name] = value.copy()
+                    plant(arguments[name], len(name))
         return arguments
 
 
@@ -202,7 +204,8 @@ def cases(ops: list[str]) -> Iterator[DeviceCase]:
 def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], int] | None:
     """(the call with the first part of its rows, their number), or None where it has fewer than two."""
     first = next(iter(found.contract.args))
-    rows = arguments[first].shape[0] if found.contract.args[first].shape.split()[0] in ("...", "T", "M") else 0
+    tokens = ("...", "T", "M", found.contract.rows)
+    rows = arguments[first].shape[0] if found.contract.args[first].shape.split()[0] in tokens else 0
     if first == "table":
         rows = len(arguments["ids"])
     elif arguments[first].ndim < 2:
@@ -213,13 +216,17 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
     part = dict(arguments)
     for name, spec in found.contract.args.items():
         value = arguments.get(name)
-        if isinstance(spec, Tensor) and isinstance(value, np.ndarray) and _carries_rows(spec, value, arguments, first):
+        if (
+            isinstance(spec, Tensor)
+            and isinstance(value, np.ndarray)
+            and _carries_rows(spec, value, arguments, first, tokens)
+        ):
             part[name] = value[..., :kept].copy() if spec.shape == "... T" else value[:kept].copy()
     return part, kept
 
 
-def _carries_rows(spec: Tensor, value: np.ndarray, arguments: dict, first: str) -> bool:
+def _carries_rows(spec: Tensor, value: np.ndarray, arguments: dict, first: str, tokens: tuple) -> bool:
     token = spec.shape.split()[0]
     if token == "*":
         return value.ndim == arguments[first].ndim or (first == "sd" and value.ndim == 1)
-    return token in ("...", "T", "M") or (token == "S" and "slot_mapping" in arguments)
+    return token in tokens or (token == "S" and "slot_mapping" in arguments)

@@ -14,6 +14,7 @@ from scipy import special
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
+from vtlab.ops.numerics import MIRROR
 from vtlab.ops.table import lookup
 
 from .compare import assert_bytes, assert_within
@@ -125,7 +126,7 @@ def test_min_p_against_scipy(case):
     """In the log domain: l - max < log(min_p); no logit lies within float32's error of the threshold."""
     logits = draw((case.R, case.V), "float32", case.V, scale=3.0)
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    margin = (case.V / 4096 + 20) * 2.0**-24 * (2 + math.log(case.V) - shifted.min())
+    margin = (case.V / 2**18 + 8) * 2.0**-24 * (2 + math.log(case.V) - shifted.min())
     threshold = math.log(float(F32(case.min_p))) if case.min_p else -INF
     assert not (np.abs(shifted - threshold) <= margin).any() or case.min_p == 1.0
     got = run_of("apply_min_p", case.arithmetic)(logits, np.full(case.R, case.min_p, F32))
@@ -262,6 +263,21 @@ def test_top_p_rounds_where_it_says():
         assert kept.tolist() == [[i >= dropped for i in range(10)]]
 
 
+@checks("apply_top_k_top_p", cases=[case(scale=s, k=k) for s in (0.3, 3.0, 40.0) for k in (None, 90)])
+def test_the_mirrors_top_p_is_the_declared_sequence(case):
+    """Weights in units of 2^-42, 1 at least where they are not 0; both sums round, then their quotient."""
+    logits = draw((8, 300), "float32", 8, scale=case.scale)
+    p = np.linspace(0.05, 1, 8).astype(F32)
+    got = oracle.apply_top_k_top_p.mirror(logits, None if case.k is None else np.full(8, case.k, np.int32), p)
+    for row, kept, limit in zip(logits, got, F32(1) - p):
+        order = np.argsort(row, kind="stable")[-(case.k or 300) :]
+        weights = MIRROR.exp(row[order] - row.max())
+        counts = [max(round(Fraction(w) * 2**42), 1) if w else 0 for w in floats(weights)]
+        whole, sums = F32(rounded(float(sum(counts)), "float32")), list(itertools.accumulate(counts))
+        stays = [F32(rounded(float(c), "float32")) / whole > limit for c in sums[:-1]] + [True]
+        assert_kept(kept[None], row[None], np.isin(np.arange(300), order[stays])[None])
+
+
 @checks("apply_temperature", "apply_penalties", "apply_min_p", "apply_top_k_top_p")
 def test_a_row_does_not_depend_on_its_neighbours():
     rng = np.random.Generator(np.random.PCG64(6))
@@ -360,7 +376,7 @@ mutations("apply_min_p", {
     "threshold kept out": ("probabilities < threshold", "probabilities <= threshold"),
     "absolute threshold": ("nx.mul(nx.load(min_p), peak)", "nx.load(min_p)"),
     "relative to the mean": ("probabilities.max(axis=-1)", "probabilities.mean(axis=-1)"),
-    "softmax without its sum": ("nx.div(weights, nx.sum(weights, order=VOCAB_ORDER, keepdims=True))", "nx.exp(value)",
+    "softmax without its sum": ("nx.div(weights, fixed_point.total(nx, weights))", "nx.exp(value)",
                                 "softmax"),
 })  # fmt: skip
 mutations("apply_top_k_top_p", {
@@ -375,6 +391,8 @@ mutations("apply_top_k_top_p", {
     "p instead of 1 - p": ("(np.float32(1) - p)[:, None]", "p[:, None]"),
     "top-p before top-k": ("order = ascending_order(kept)\n    ascending = np.take_along_axis(kept,",
                            "order = ascending_order(logits)\n    ascending = np.take_along_axis(logits,"),
+    "tiny weights lost": ("np.maximum(np.rint(weights / np.float64(UNIT)).astype(np.int64), weights > 0)",
+                          "np.rint(weights / np.float64(UNIT)).astype(np.int64)", "fixed_point.units"),
     "sums not rounded": ("nx.store(np.add.accumulate(probabilities, axis=-1), np.float32)",
                          "np.add.accumulate(probabilities, axis=-1)"),
     "-0 under 0": ("values + np.float32(0)", "values", "ordered_codes"),
