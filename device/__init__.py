@@ -35,8 +35,8 @@ from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "activation", "attach", "draws", "elementwise", "fusion", "gates", "kv_blocks", "kv_cache", "kv_latent",
-    "logits", "matmul", "norm", "numba_cuda", "rope", "rope_fused", "sampling", "splits", "token_masks",
+    "DeviceError", "activation", "attach", "draws", "elementwise", "fusion", "gates", "kv_blocks", "kv_cache",
+    "kv_latent", "logits", "matmul", "norm", "numba_cuda", "rope", "rope_fused", "sampling", "splits", "token_masks",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))
