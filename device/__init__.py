@@ -14,6 +14,7 @@ from vtlab.ops.arrays import register
 
 from . import (
     activation,
+    cublas,
     draws,
     elementwise,
     fusion,
@@ -35,7 +36,7 @@ from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "activation", "attach", "draws", "elementwise", "fusion", "gates", "kv_blocks", "kv_cache",
+    "DeviceError", "activation", "attach", "cublas", "draws", "elementwise", "fusion", "gates", "kv_blocks", "kv_cache",
     "kv_latent", "logits", "matmul", "norm", "numba_cuda", "rope", "rope_fused", "sampling", "splits", "token_masks",
 ]  # fmt: skip
 

@@ -81,7 +81,10 @@ def _product(op: str, a, b, down: bool, out_dtype, out):
 
 
 def _tile(rows: int, wide: bool) -> tuple[int, int, int]:
-    """Rows and columns of a tile, and rows of a thread, which has 8 columns: a higher tile reads less, a lower one wastes fewer rows."""
+    """Rows and columns of a tile, and rows of a thread, which has 8 columns.
+
+    A higher tile reads less, a lower one wastes fewer rows.
+    """
     if wide and rows <= 32:
         return 16, 128, 4
     if wide and (rows > 512 or -rows % 128 < 64):

@@ -41,7 +41,7 @@ def test_views_of_packed_tensors(device, M, shift, gap):
 
 @pytest.mark.parametrize("kind, T", [("bfloat16", 3), ("float32", 40)])
 def test_batches_of_transposed_views(device, kind, T):
-    """[T, G, K] storage as [G, T, K], and weights [K, G, N] as [G, K, N], as latent attention absorbs its projections."""
+    """[T, G, K] storage as [G, T, K], weights [K, G, N] as [G, K, N]: as latent attention absorbs its projections."""
     G, K, N = 3, 144, 24
     a, b = draw((T, G, K), kind, 1), draw((K, G, N), kind, 2)
     left, right = (device.send(x).transpose(1, 0, 2) for x in (a, b))
