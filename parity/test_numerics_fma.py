@@ -94,6 +94,16 @@ def test_infinities_nan_zeros_and_overflow():
     assert same(got, want).all(), list(zip(rows, got))
 
 
+def test_doubtful_sums_where_only_some_operands_are_broadcast():
+    """A product smaller than the sum, and single numbers, on cases that need the rounding to odd."""
+    a, b, c = hard_cases(4000, 3)
+    for i in range(0, 4000, 37):
+        many = fma_f32(a[i : i + 1], b[i : i + 1], c[:, None])
+        assert many.shape == (4000, 1)
+        assert same(many[:, 0], fma_f32(np.full(4000, a[i]), np.full(4000, b[i]), c)).all()
+    assert all(same(np.array(fma_f32(*each)), fma_f32(*(v[None] for v in each))[0]) for each in zip(a, b, c))
+
+
 def test_broadcasting_scalars_and_refusals():
     a = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(fma_f32(a, a[:1], 1.0), a * a[:1] + 1)

@@ -28,11 +28,9 @@ def fma_f32(a, b, c) -> np.ndarray:
         if (small := np.abs(total) < _NORMAL).any():
             doubtful |= small & (total != 0)
         if doubtful.any():
-            total = np.asarray(total)
-            where = np.nonzero(doubtful)
-            total[where] = _round_to_odd(
-                np.asarray(product)[where], np.broadcast_to(c, total.shape)[where], total[where]
-            )
+            total, doubtful = np.asarray(total), np.asarray(doubtful)
+            product, c = (np.broadcast_to(x, total.shape) for x in (product, c))
+            total[doubtful] = _round_to_odd(product[doubtful], c[doubtful], total[doubtful])
         return total.astype(np.float32)
 
 
