@@ -1,0 +1,261 @@
+// What the attention kernels share: who sees which keys, tiles of K and V on their way into shared memory, the softmax
+// of one chunk of keys, and what ends a row. The order of every sum is that of oracle.attention: q . k by fma over
+// ascending d; in a chunk of 128 keys at fixed positions l in 32 lanes and a butterfly, p . v by fma over ascending j;
+// chunks merged in sequence. So prefill and decode give a row the same bytes, however its keys are spread over blocks.
+#pragma once
+#include "storage.cuh"
+
+#define CHUNK 128
+#define ALL_LANES 0xffffffffu
+
+#ifdef __CUDACC__
+VT_FN void copies_close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> VT_FN void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+#endif
+
+#define ATTENTION_PARAMETERS                                                                                     \
+    const void *q, i64 q_kind, const void *k, const void *v, i64 k_page, i64 k_slot, i64 k_head, i64 v_page,     \
+        i64 v_slot, i64 v_head, i64 wide, const int *table, i64 pages, i64 page_size, const int *seq_lens,       \
+        const int *starts, i64 requests, i64 tokens, i64 keys, i64 heads, i64 kv_heads, i64 width, float scale,  \
+        float softcap, const float *sinks, const float *slopes, const unsigned char *causal_of, i64 causal,      \
+        i64 left, i64 right, i64 p_kind, i64 count_sink, void *out, float *lse, i64 tile, i64 pitch
+#define ATTENTION_NAMES                                                                                          \
+    q, q_kind, k, v, k_page, k_slot, k_head, v_page, v_slot, v_head, wide, table, pages, page_size, seq_lens,    \
+        starts, requests, tokens, keys, heads, kv_heads, width, scale, softcap, sinks, slopes, causal_of,        \
+        causal, left, right, p_kind, count_sink, out, lse, tile, pitch
+
+struct No { static constexpr bool value = false; };
+struct Yes { static constexpr bool value = true; };
+
+// One request's rows and keys; request `requests` is what lies behind the last: rows without keys.
+struct Request {
+    int number, start, count, total;
+    bool causal;
+};
+
+struct Span {
+    int first, last, position;  // keys first ... last, none where last < first
+};
+
+struct Attention {
+    const void *q, *k, *v;
+    const int *table, *seq_lens, *starts;
+    const float *sinks, *slopes;
+    const unsigned char* causal_of;
+    void* out;
+    float* lse;
+    i64 k_page, k_slot, k_head, v_page, v_slot, v_head, pages;
+    int q_kind, page_size, requests, tokens, keys, heads, kv_heads, width, padded, left, right, p_kind, tile, pitch;
+    float scale, softcap;
+    bool wide, causal, count_sink;
+
+    VT_MEMBER Attention(ATTENTION_PARAMETERS)
+        : q(q), k(k), v(v), table(table), seq_lens(seq_lens), starts(starts), sinks(sinks), slopes(slopes),
+          causal_of(causal_of), out(out), lse(lse), k_page(k_page), k_slot(k_slot), k_head(k_head), v_page(v_page),
+          v_slot(v_slot), v_head(v_head), pages(pages), q_kind((int)q_kind), page_size((int)page_size),
+          requests((int)requests), tokens((int)tokens), keys((int)keys), heads((int)heads), kv_heads((int)kv_heads),
+          width((int)width), padded(((int)width + 7) & ~7), left((int)left), right((int)right), p_kind((int)p_kind),
+          tile((int)tile), pitch((int)pitch), scale(scale), softcap(softcap), wide(wide != 0), causal(causal != 0),
+          count_sink(count_sink != 0) {}
+
+    VT_MEMBER Request request(int r) const {
+        if (starts == nullptr) return {r, r ? tokens : 0, r ? 0 : tokens, r ? 0 : keys, causal};
+        int start = starts[r];
+        if (r == requests) return {r, start, tokens - start, 0, false};
+        return {r, start, starts[r + 1] - start, seq_lens[r], causal_of ? causal_of[r] != 0 : causal};
+    }
+
+    // Row `row` of `rows` belongs to the last request that starts at or before it; batches of one row each are looked
+    // up in one step.
+    VT_MEMBER int request_of(int row) const {
+        if (starts == nullptr) return 0;
+        if (row < requests && starts[row] <= row && row < starts[row + 1]) return row;
+        int low = 0, high = requests;
+        while (low < high) {
+            int middle = (low + high + 1) >> 1;
+            if (starts[middle] <= row) low = middle;
+            else high = middle - 1;
+        }
+        return low;
+    }
+
+    VT_MEMBER Span sees(const Request& r, int i) const {
+        int position = r.total - r.count + i;
+        int first = position - left, last = position + right;
+        if (r.causal && position < last) last = position;
+        if (r.total - 1 < last) last = r.total - 1;
+        if (r.number == requests) last = -1;
+        return {first > 0 ? first : 0, last, position};
+    }
+
+    // What a key weighs before the softmax, from q . k.
+    VT_MEMBER float score(float s, float slope, int distance) const {
+        s *= scale;
+        if (softcap > 0.0f) s = softcap * vt_tanh(s / softcap);
+        if (slopes != nullptr) s += slope * (float)distance;
+        return s;
+    }
+
+    VT_MEMBER void write_out(i64 row, int head, int d, float x) const {
+        float one[1] = {x};
+        store(out, (row * heads + head) * width + d, one, q_kind);
+    }
+
+    VT_MEMBER void write_lse(i64 row, int head, float x) const {
+        if (lse != nullptr) lse[(i64)head * tokens + row] = x;
+    }
+};
+
+// Where the keys of a chunk lie, in elements from k and v; -1 for a key that nobody sees. One thread a key.
+struct Places {
+    i64 k[CHUNK], v[CHUNK];
+};
+
+VT_FN void find_place(const Attention& a, int request, int kv_head, Span span, int key, i64& k_at, i64& v_at) {
+    k_at = v_at = -1;
+    if (key < span.first || key > span.last) return;
+    i64 page = 0;
+    int slot = key;
+    if (a.table != nullptr) {
+        int at = (int)((unsigned)key / (unsigned)a.page_size);
+        page = a.table[request * a.pages + at];
+        slot = key - at * a.page_size;
+    }
+    k_at = page * a.k_page + slot * a.k_slot + kv_head * a.k_head;
+    v_at = page * a.v_page + slot * a.v_slot + kv_head * a.v_head;
+}
+
+// Send for rows of K or V; rows that nobody sees become zeros, for 0 * NaN is not 0.
+template <int KIND> VT_FN void send_tile(const Attention& a, unsigned char* to, const void* base, const i64* at) {
+    constexpr int ITEM = KIND == F32 ? 4 : 2;
+    if (a.wide) {
+        int vectors = a.padded * ITEM / 16, shift = 0;
+        while ((1 << shift) < vectors) ++shift;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < a.tile << shift; i += blockDim.x) {
+            int row = i >> shift, vector = i & ((1 << shift) - 1);
+            if (vector >= vectors) continue;
+            unsigned char* target = to + row * a.pitch + vector * 16;
+            if (at[row] >= 0) copy_async(target, (const unsigned char*)base + at[row] * ITEM + vector * 16);
+            else *(uint4*)target = uint4{0, 0, 0, 0};
+        }
+        return;
+    }
+    for (int i = threadIdx.x; i < a.tile * a.padded; i += blockDim.x) {
+        int row = i / a.padded, d = i - row * a.padded;
+        bool there = at[row] >= 0 && d < a.width;
+        if constexpr (KIND == F32)
+            ((unsigned*)(to + row * a.pitch))[d] = there ? ((const unsigned*)base)[at[row] + d] : 0u;
+        else
+            ((unsigned short*)(to + row * a.pitch))[d] =
+                there ? ((const unsigned short*)base)[at[row] + d] : (unsigned short)0;
+    }
+}
+
+template <int KIND> VT_FN float widen_one(unsigned bits) {
+    if constexpr (KIND == F32) return vt_float((int)bits);
+    else if constexpr (KIND == BF16) return widen_bf16(bits);
+    else return widen_f16(bits);
+}
+
+// Elements d ... d + 7 of a row in shared memory; d a multiple of 8.
+template <int KIND> VT_FN void load8(float (&x)[8], const unsigned char* row, int d) {
+    load(x, row, d, KIND);
+}
+
+VT_FN void load4(float (&x)[4], const float* from) {
+    uint4 raw = *(const uint4*)from;
+    x[0] = vt_float((int)raw.x);
+    x[1] = vt_float((int)raw.y);
+    x[2] = vt_float((int)raw.z);
+    x[3] = vt_float((int)raw.w);
+}
+
+// Elements d ... d + N - 1 of a row in shared memory; d a multiple of N.
+template <int KIND, int N> VT_FN void load_few(float (&x)[N], const unsigned char* row, int d) {
+    if constexpr (N == 1) {
+        x[0] = widen_one<KIND>(KIND == F32 ? ((const unsigned*)row)[d] : ((const unsigned short*)row)[d]);
+    } else if constexpr (KIND == F32) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            unsigned long long pair = *(const unsigned long long*)(row + (d + i) * 4);
+            x[i] = vt_float((int)(unsigned)pair);
+            x[i + 1] = vt_float((int)(unsigned)(pair >> 32));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            unsigned pair = *(const unsigned*)(row + (d + i) * 2);
+            x[i] = widen_one<KIND>(pair & 0xffffu);
+            x[i + 1] = KIND == BF16 ? vt_float((int)(pair & 0xffff0000u)) : widen_one<KIND>(pair >> 16);
+        }
+    }
+}
+
+// A row of q as float32, zeros behind its end.
+VT_FN float query_element(const Attention& a, i64 row, int head, int d) {
+    if (d >= a.width) return 0.0f;
+    float one[1];
+    load(one, a.q, (row * a.heads + head) * a.width + d, a.q_kind);
+    return one[0];
+}
+
+// exp of scores minus `top`: against 0 where there is no score, for exp(-inf - 0) = 0.
+VT_FN float finite(float top) { return top == -VT_INF ? 0.0f : top; }
+
+struct State {
+    float top, total;
+};
+
+VT_FN float any_lane(float x, int distance) { return __shfl_xor_sync(ALL_LANES, x, distance); }
+
+// A warp turns one row's scores of a chunk into p: their maximum and the sum of p, to every lane.
+VT_FN State chunk_softmax(float* scores, int p_kind) {
+    int lane = threadIdx.x & 31;
+    float s[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = scores[lane + 32 * i];
+    float top = vt_maximum(vt_maximum(s[0], s[1]), vt_maximum(s[2], s[3]));
+#pragma unroll
+    for (int m = 16; m >= 1; m >>= 1) top = vt_maximum(top, any_lane(top, m));
+    float base = finite(top), total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float p = vt_exp(s[i] - base);
+        total += p;
+        scores[lane + 32 * i] = through(p, p_kind);
+    }
+#pragma unroll
+    for (int m = 16; m >= 1; m >>= 1) total += any_lane(total, m);
+    return {top, total};
+}
+
+struct Factors {
+    float old, added;  // what the values so far and a chunk's values are multiplied with
+};
+
+// Take a chunk into the running maximum and sum.
+VT_FN Factors merge_chunk(State& state, State chunk) {
+    float larger = vt_maximum(state.top, chunk.top), base = finite(larger);
+    Factors f = {vt_exp(state.top - base), vt_exp(chunk.top - base)};
+    state = {larger, vt_fma(state.total, f.old, chunk.total * f.added)};
+    return f;
+}
+
+// What ends a row: its lse, and the factors of its values, the sink's and 1 / l.
+struct Ending {
+    float lse, sink, inverse;
+};
+
+VT_FN Ending end_row(const Attention& a, State state, int head) {
+    float lse = finite(state.top) + vt_log(state.total), old = 1.0f;
+    if (a.sinks != nullptr) {
+        float sink = a.sinks[head], larger = vt_maximum(state.top, sink), base = finite(larger);
+        old = vt_exp(state.top - base);
+        state = {larger, vt_fma(state.total, old, vt_exp(sink - base))};
+        if (a.count_sink) lse = finite(state.top) + vt_log(state.total);
+    }
+    return {lse, old, 1.0f / (state.total == 0.0f ? 1.0f : state.total)};
+}
+
+VT_FN float end_value(float x, float sink, float inverse) { return (x * sink) * inverse + 0.0f; }
