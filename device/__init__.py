@@ -14,6 +14,8 @@ from vtlab.ops.arrays import register
 
 from . import (
     activation,
+    attention,
+    attention_merge,
     cublas,
     draws,
     elementwise,
@@ -36,8 +38,9 @@ from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "activation", "attach", "cublas", "draws", "elementwise", "fusion", "gates", "kv_blocks", "kv_cache",
-    "kv_latent", "logits", "matmul", "norm", "numba_cuda", "rope", "rope_fused", "sampling", "splits", "token_masks",
+    "DeviceError", "activation", "attach", "attention", "attention_merge", "cublas", "draws", "elementwise", "fusion",
+    "gates", "kv_blocks", "kv_cache", "kv_latent", "logits", "matmul", "norm", "numba_cuda", "rope", "rope_fused",
+    "sampling", "splits", "token_masks",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))
