@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .bench import Bench
 
-_MACHINERY = ("__main__", "arrays", "bench", "ceilings", "measure", "report", "results")
+_MACHINERY = ("__main__", "arrays", "bench", "ceilings", "decode", "measure", "report", "results")
 
 
 def families() -> list[str]:
