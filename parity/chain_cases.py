@@ -9,7 +9,7 @@ import numpy as np
 
 from vtlab import ops
 from vtlab.device import runtime
-from vtlab.device.fusion import GENERATED, generated
+from vtlab.device.fusion import GENERATED
 from vtlab.ops import fusion, providers
 from vtlab.ops.dtypes import dtype
 from vtlab.ops.fusion import Recipe, compose, slot_of, trace
@@ -19,7 +19,7 @@ from vtlab.ops.shapes import sizes
 from vtlab.ops.table import lookup
 
 from .compare import assert_bytes
-from .device_cases import plant
+from .device_cases import plant, provider_names
 from .device_run import Cuda, Framed, assert_equal, tupled
 
 _NORMS = ((3, 8), (5, 64), (40, 8), (4, 136), (2, 264), (3, 2048), (2, 2056), (1, 8192), (2, 8200), (3, 33), (0, 64))
@@ -29,7 +29,7 @@ _GROUPS = ((3, 128), (5, 256), (2, 384), (1, 2176), (40, 128), (0, 128))
 
 @dataclass(frozen=True)
 class ChainCase:
-    """A recipe on `rows` rows of `width`; `special` plants infinities, NaN, subnormals and the like in rows and weights."""
+    """A recipe on `rows` rows of `width`; `special` plants infinities, NaN, subnormals in rows and weights."""
 
     recipe: Recipe
     dtypes: tuple[str, ...]
@@ -53,25 +53,31 @@ class ChainCase:
 
 
 def operands_of(recipe: Recipe, dtypes, axes: dict[str, int], lead=(), special=False) -> dict[str, np.ndarray]:
-    """Operands of unit variance; a single number is a scale. An integer dtype takes small positions."""
+    """Operands of unit variance; an integer dtype takes positions; a single number is a scale.
+
+    A scale of 2^-8 brings values onto the ties between codes and beyond the largest one, another rounds its reciprocal.
+    """
     rng = np.random.Generator(np.random.PCG64([*recipe.name.encode(), *axes.values(), *lead]))
-    found = {}
+    found, scale = {}, 0.0047 if sum(axes.values()) % 16 else 2.0**-8
     for (name, shape), kind in zip(recipe.operands.items(), dtypes):
         size = (1,) if shape == "1" else sizes(shape, axes, lead)
         if dtype(kind).kind == "i":
             found[name] = rng.integers(0, axes["P"], size).astype(kind)
             continue
-        found[name] = round_to(np.array([0.0321]) if shape == "1" else rng.standard_normal(size), dtype(kind))
+        found[name] = round_to(np.array([scale]) if shape == "1" else rng.standard_normal(size), dtype(kind))
         if special and shape != "1":
             plant(found[name], len(name))
     return found
 
 
+def generated_chains() -> tuple[str, ...]:
+    """The recipes of the catalog that have generated kernels, by name, which is also their family's."""
+    return tuple(recipe.name for recipe in fusion.catalog() if GENERATED in provider_names(slot_of(recipe)))
+
+
 def chain_cases() -> Iterator[ChainCase]:
-    """Every recipe of the catalog that has generated kernels, on widths around their vectors, lanes, blocks and turns."""
-    for recipe in fusion.catalog():
-        if generated(recipe) is None:
-            continue
+    """All cases of these recipes: widths around their vectors, lanes, blocks and turns."""
+    for recipe in map(fusion.lookup, generated_chains()):
         for names in recipe.dtypes:
             program = trace(recipe, tuple(names.split()))
             shapes = _GROUPS if program.group else _NORMS if program.reductions else _MAPS
@@ -97,7 +103,7 @@ def call(device, recipe: Recipe, arguments: dict, *realisations: str) -> object:
 
 
 def check_chain(device, case: ChainCase) -> None:
-    """The mirror's bytes: fresh, into poisoned `out` between sentinels, and with fewer rows beside; operands are kept."""
+    """The mirror's bytes: fresh, into poisoned `out` between sentinels, with fewer rows beside; operands are kept."""
     recipe, host = case.recipe, case.arguments()
     want = mirror_of(recipe, host) if case.rows else None
     sent = {name: device.send(value) for name, value in host.items()}

@@ -22,10 +22,11 @@ def pytest_sessionfinish(session):
     """What a GPU run found enters the GPU's record."""
     passed, verdicts = session.config.stash.get(CASES, []), session.config.stash.get(SANITIZERS, {})
     if session.config.getoption("--device") == "cuda" and (passed or verdicts):
+        from vtlab.parity.chain_cases import chain_cases
         from vtlab.parity.device_cases import cases, device_ops
         from vtlab.parity.device_record import update
 
-        update(passed, cases(device_ops()), verdicts)
+        update(passed, [*cases(device_ops()), *chain_cases()], verdicts)
 
 
 @pytest.fixture

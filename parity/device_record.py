@@ -93,32 +93,36 @@ def write_built(listing: Mapping[str, Mapping[str, Mapping]]) -> None:
     write_atomically(RECORDS / "builds.json", text.encode() + b"\n")
 
 
-def verified(op: str, record: Mapping) -> bool:
-    """Whether the op's kernels passed on the record's GPU from their present source, with all sanitizers silent."""
-    family = lookup(op).contract.family
+def verified(op: str, record: Mapping, family: str | None = None) -> bool:
+    """Whether the kernels of an op, or of the recipe whose `family` is given, passed on the record's GPU.
+
+    From their present source, and with all sanitizers silent.
+    """
+    family = family or lookup(op).contract.family
     entry = record["families"].get(family)
     if entry is None or entry["digest"] != source_digest(family) or op not in entry["ops"]:
         return False
     return all(entry["sanitizer"].get(tool) == "0 errors" for tool in TOOLS)
 
 
-def built(op: str, made: Mapping[str, Mapping]) -> bool:
-    """Whether the op's present source compiled for a target without spilling."""
-    family = lookup(op).contract.family
+def built(op: str, made: Mapping[str, Mapping], family: str | None = None) -> bool:
+    """Whether the present source of an op or recipe compiled for a target without spilling."""
+    family = family or lookup(op).contract.family
     entry = made.get(family)
     if entry is None or entry["digest"] != source_digest(family):
         return False
     return not any(usage["spills"] for usage in entry["kernels"].values())
 
 
-def device_states(ops: tuple[str, ...]) -> dict[str, str]:
-    """GPU name -> "verified" and target -> "built", where that is true of all `ops`; "partial" where of some."""
+def device_states(ops: tuple[str, ...], chains: tuple[str, ...] = ()) -> dict[str, str]:
+    """GPU name -> "verified" and target -> "built", where that is true of all ops and recipes; "partial" of some."""
     with_kernel = set(device_ops())
-    checks = [(gpu, "verified", lambda op, r=record: verified(op, r)) for gpu, record in gpu_records().items()]
-    checks += [(target, "built", lambda op, m=made: built(op, m)) for target, made in built_record().items()]
+    checks = [(gpu, "verified", verified, record) for gpu, record in gpu_records().items()]
+    checks += [(target, "built", built, made) for target, made in built_record().items()]
     states = {}
-    for name, word, holds in checks:
-        found = [op in with_kernel and holds(op) for op in ops]
+    for name, word, holds, record in checks:
+        found = [op in with_kernel and holds(op, record) for op in ops]
+        found += [holds(chain, record, family=chain) for chain in chains]
         if any(found):
             states[name] = word if all(found) else "partial"
     return states

@@ -12,6 +12,7 @@ from pathlib import Path
 from vtlab.ops.rows import ROWS, Row
 from vtlab.ops.table import Op, table
 
+from .chain_cases import generated_chains
 from .device_record import device_states
 from .goldens import list_goldens
 
@@ -76,7 +77,7 @@ def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]]) -> Ro
         sum(e["checks"] for e in counted),
         sum(e["mutations"] for e in counted),
         builds,
-        device_states(tuple(ops)),
+        device_states(tuple(ops), generated_chains() if row.machinery == "test_fusion" else ()),
     )
 
 

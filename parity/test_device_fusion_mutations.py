@@ -1,0 +1,105 @@
+"""Small wrongs in generated kernels and in what they stand on: the chains' cases, emulated, must turn red for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from vtlab.device import source
+from vtlab.device.fusion import text_of
+from vtlab.ops import fusion
+
+from .chain_cases import chain_cases, check_chain
+from .compare import ParityError
+from .device_run import Emulated
+from .emulation import EmulatedRuntime, compiler
+from .test_device_mutations import CONTEXT, SURVIVED
+
+HEADERS = {
+    "half a turn further on": ("fused_add_rms_norm", "first + t * TREE_SPAN", "first + t * (TREE_SPAN / 2)"),
+    "all rows but the last": ("fused_add_rms_norm", "present = row < rows &&", "present = row + 1 < rows &&"),
+    "eight elements twice": ("fused_add_rms_norm", "base += TREE_SPAN)", "base += TREE_SPAN - 8)"),
+    "no maximum of the last warp": ("rms_norm_quant_per_token", "w < count; ++w) x =", "w < count - 1; ++w) x ="),
+    "half a group": ("silu_and_mul_quant_per_group", "start, inside), LANES)", "start, inside), LANES / 2)"),
+    "half up": ("rms_norm_quant_fp8", "0x7ffffu + (bits >> 20 & 1u)", "0x80000u"),
+    "subnormal codes halved": ("rms_norm_quant_fp8", "size * 512.0f", "size * 256.0f"),
+    "no saturation": ("rms_norm_quant_fp8", "size >= 448.0f", "size >= 1e30f"),
+    "a NaN like any other": ("rms_norm_quant_fp8", "(hi != hi ? nan : high)", "high"),
+    "no sign": ("rms_norm_quant_fp8", ">> 24 & 0x80u", ">> 24 & 0x00u"),
+}  # fmt: skip
+"""Name -> (recipe, text in a header, replacement)."""
+
+GENERATED = {
+    "normalise the unrounded sum": ("fused_add_rms_norm", "n13[t][j] = n3[t][j]", "n13[t][j] = n2[t][j]"),
+    "square the unrounded sum": ("fused_add_rms_norm", "n3[t][j] * n3[t][j]", "n2[t][j] * n2[t][j]"),
+    "Gemma's weight without one": ("fused_add_rms_norm", " + 1.0f", ""),
+    "the sum for the mean": ("fused_add_rms_norm", "n5 / n6", "n5"),
+    "quantise what was not rounded": ("rms_norm_quant_fp8", "n17[t][j] * n19", "n16[t][j] * n19"),
+    "multiply by the scale": ("rms_norm_quant_fp8", "1.0f / n18", "n18"),
+    "no least scale": ("rms_norm_quant_per_token", ", 4.359654e-06f)", ", 0.0f)"),
+    "every scale at row 0": ("rms_norm_quant_per_token", "store_one(out_scale, row,", "store_one(out_scale, 0,"),
+    "SiLU for the sigmoid": ("sigmoid_gate_quant_fp8", "gate_products<false>", "gate_products<true>"),
+    "twice the first half": ("silu_and_mul_quant_fp8", "in_x_stride + width + ", "in_x_stride + "),
+    "the first column's bias": ("bias_relu", "fetch<V>(in_bias, frame.at(t)", "fetch<V>(in_bias, 0"),
+    "the other norm's weight": ("sandwich_norm", "fetch<V>(in_pre_weight", "fetch<V>(in_post_weight"),
+}
+"""Name -> (recipe, text in its source, wherever it stands, replacement)."""
+
+
+def _cases(recipe):
+    """The recipe's cases, as cases of a chain that is declared like it."""
+    original = recipe.name.partition("__")[0]
+    for case in chain_cases():
+        if case.op == original:
+            yield dataclasses.replace(case, recipe=recipe)
+
+
+def _survives(recipe, machine: EmulatedRuntime) -> bool:
+    try:
+        for case in _cases(recipe):
+            check_chain(Emulated(machine), case)
+    except ParityError:
+        return False
+    return True
+
+
+def _header_survives(name: str) -> bool:
+    recipe, old, new = HEADERS[name]
+    return _survives(fusion.lookup(recipe), EmulatedRuntime({recipe: (old, new)}))
+
+
+def _source_survives(name: str) -> bool:
+    recipe, old, new = GENERATED[name]
+    recipe = fusion.lookup(recipe)
+    wrong = fusion.declare(
+        fusion.Recipe(
+            f"{recipe.name}__wrong", recipe.operands, recipe.steps, " ".join(recipe.returns), recipe.params,
+            dtypes=recipe.dtypes,
+        )
+    )  # fmt: skip
+    text = text_of(wrong)
+    assert old in text, f"{name}: {old!r} does not stand in the source"
+    source.generate(wrong.name, lambda: text.replace(old, new), ahead=False)
+    return _survives(wrong, EmulatedRuntime())
+
+
+def _judge(survives, name: str) -> None:
+    sys.exit(SURVIVED if survives(name) else 0)
+
+
+@pytest.mark.mutation
+@pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
+@pytest.mark.parametrize(
+    "survives, name",
+    [*((_header_survives, name) for name in HEADERS), *((_source_survives, name) for name in GENERATED)],
+    ids=[*HEADERS, *GENERATED],
+)
+def test_a_wrong_kernel_is_noticed(survives, name):
+    """In a process of its own: a wrong kernel may write anywhere, and to die of that is to be noticed."""
+    child = CONTEXT.Process(target=_judge, args=(survives, name))
+    child.start()
+    child.join()
+    assert child.exitcode != SURVIVED, f"{name!r} survives"
+    assert child.exitcode <= 0, f"{name!r} could not be tried"
