@@ -86,7 +86,7 @@ EDGES: dict[str, list[dict]] = {
     "gumbel_sample": [
         *({"T": 3, "V": V, "N": 2, "fp64": fp64} for V in _WIDTHS[2:] for fp64 in (False, True)),
         {"T": 6, "V": 40, "N": 3, "req_idx": _PADDED, "temperature": _F32([0.7, 0, 1]), "apply_temperature": False},
-        {"T": 0, "V": 8, "N": 1},
+        {"T": 3, "V": 300, "N": 2, "pos": np.array([2**40 + 3, 2**63 - 1, 2**32], np.int64)}, {"T": 0, "V": 8, "N": 1},
     ],
     "apply_logit_bias": [
         {"R": 3, "V": 40, "m": 600, "rows": _RNG.integers(0, 3, 600).astype(_I32),
