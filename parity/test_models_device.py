@@ -24,6 +24,7 @@ from vtlab.ops.outputs import write_out
 from vtlab.ops.table import lookup
 
 from .emulated_arrays import Array, RecordingRuntime, emulated_arrays
+from .emulation import compiler
 from .gate_tokens import select_tokens
 from .goldens import token_golden
 from .test_engine import decoder as small_decoder
@@ -76,6 +77,19 @@ def test_tokens_are_vllms(device, name, dtype, tmp_path):
     model = tiny_decoder(name, dtype, dtype, tmp_path).on(device)
     verdict = token_gate(token_golden(f"{name}_{dtype}"), model, None if dtype == "float32" else exact)
     assert verdict.kind == "strict" or (dtype == "bfloat16" and verdict.kind == "near-tie"), verdict
+
+
+@pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_kernels_give_vllms_tokens_without_a_gpu(name, tmp_path):
+    """The emulated kernels in place of the stand-ins, on a part of the golden that takes a few seconds."""
+    golden = token_golden(f"{name}_float32")
+    golden["prompts"] = golden["prompts"][2:5]
+    golden["outputs"] = [{key: found[:6] for key, found in output.items()} for output in golden["outputs"][2:5]]
+    with emulated_arrays() as (emulated, machine):
+        verdict = token_gate(golden, tiny_decoder(name, "float32", "float32", tmp_path).on(emulated))
+        assert verdict.kind == "strict" and verdict.max_error < verdict.least_gap / 2, verdict
+        assert machine.launched.count("argmax_rows") == 6
 
 
 def test_real_models_generate_vllms_tokens(request, device):
