@@ -27,7 +27,9 @@ from . import (
     logits,
     matmul,
     norm,
+    norm_quant,
     numba_cuda,
+    quant_fp8,
     rope,
     rope_fused,
     sampling,
@@ -39,8 +41,8 @@ from .errors import DeviceError
 
 __all__ = [
     "DeviceError", "activation", "attach", "attention", "attention_merge", "cublas", "draws", "elementwise", "fusion",
-    "gates", "kv_blocks", "kv_cache", "kv_latent", "logits", "matmul", "norm", "numba_cuda", "rope", "rope_fused",
-    "sampling", "splits", "token_masks",
+    "gates", "kv_blocks", "kv_cache", "kv_latent", "logits", "matmul", "norm", "norm_quant", "numba_cuda", "quant_fp8",
+    "rope", "rope_fused", "sampling", "splits", "token_masks",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))

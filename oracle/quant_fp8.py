@@ -215,7 +215,7 @@ def power_of_two(nx, scale):
 def group_codes(nx, grouped, scale, width, nan):
     """Codes [..., width] of e4m3(grouped / scale); scale [..., G, 1]."""
     codes = e4m3(nx, nx.div(grouped, scale), nan)
-    return codes.reshape(*codes.shape[:-2], -1)[..., :width]
+    return codes.reshape(*codes.shape[:-2], codes.shape[-2] * codes.shape[-1])[..., :width]
 
 
 def lay_out(scale, column_major):

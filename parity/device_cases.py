@@ -16,6 +16,7 @@ from vtlab.ops.table import Op, lookup, table
 from .device_edges_attention import EDGES as ATTENTION
 from .device_edges_kv import EDGES as KV
 from .device_edges_matmul import EDGES as MATMUL
+from .device_edges_quant import EDGES as QUANT
 from .device_edges_rope import EDGES as ROPE
 from .device_edges_sampling import EDGES as SAMPLING
 
@@ -68,19 +69,21 @@ EDGES: dict[str, list[dict]] = {
           for D in (1, 8, 264, 2056, 4100) for kind in ("bfloat16", "float16", "float32")
           for rounding in ("vt", "vllm")),
         {"...": (300,), "D": 8, "x": "bfloat16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+        *({"...": (249,), "D": 264, "x": kind, "rounding": "vllm"} for kind in ("float16", "float32")),
         *({"...": (1,), "D": 1 << 16, "x": _every_gate(up), "rounding": rounding}
           for up in (1.0, 0.7109375, 300.0) for rounding in ("vt", "vllm")),
     ],
     "gelu_and_mul": [
         *({"...": (3,), "D": D, "x": kind, "rounding": "vllm"}
           for D in (1, 8, 264) for kind in ("bfloat16", "float16", "float32")),
-        {"...": (2, 0), "D": 8},
+        {"...": (2, 0), "D": 8}, {"...": (249,), "D": 264, "x": "float32"},
         *({"...": (1,), "D": 1 << 16, "x": _every_gate(up), "rounding": rounding}
           for up in (1.0, 0.7109375, 300.0) for rounding in ("vt", "vllm")),
     ],
     "silu_and_mul_clamp": [
         *({"...": (3,), "D": 264, "x": kind, "rounding": rounding, "limit": 0.5, "alpha": 1.702, "beta": 1.0}
           for kind in ("bfloat16", "float16", "float32") for rounding in ("vt", "vllm", "vllm_native")),
+        *({"...": (249,), "D": 264, "x": kind, "limit": 0.5} for kind in ("bfloat16", "float32")),
     ],
     "moe_silu_mul": [{"...": (3, 5), "D": 16, "gate": kind} for kind in ("bfloat16", "float16", "float32")],
     "relu": [{"...": (300,), "D": 8, "x": "bfloat16"}, {"...": (2,), "D": 4, "x": "float32"}],
@@ -130,7 +133,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 2, "C": 2 * 300 + 2 * 40, "Hv": 2, "num_k_heads": 1, "head_k_dim": 300, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **KV, **ROPE, **MATMUL, **SAMPLING,
+    **ATTENTION, **KV, **ROPE, **MATMUL, **QUANT, **SAMPLING,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
@@ -207,7 +210,7 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
 
     None too where a result does not begin with its rows: the family's own tests take such batches apart.
     """
-    if any(spec.shape.split()[1:] == ["T"] for spec in found.contract.returns.values()):
+    if any(spec.shape == "1" or spec.shape.split()[1:] == ["T"] for spec in found.contract.returns.values()):
         return None
     first = next(iter(found.contract.args))
     tokens = ("...", "T", "M", found.contract.rows)

@@ -156,13 +156,14 @@ def loop_per_group(x, group_size, eps, ue8m0, rounding):
             out += [divided(v, scale) for v in values]
             scales.append(scale)
     nan = 0xFE if rounding == "vllm" else 0x7F
-    return codes(out, x, nan), np.array(scales, F32).reshape(*x.shape[:-1], -1)
+    return codes(out, x, nan), np.array(scales, F32).reshape(*x.shape[:-1], -(-x.shape[-1] // group_size))
 
 
 @checks("per_token_group_quant_fp8", cases=[case(**item, ue8m0=u) for item in GRID for u in (False, True)])
 def test_per_group_against_scalar_loop(case):
     inputs = [(draw((3, 48), case.kind, 8, scale=9), 16), (special(case.kind), 13), (special(case.kind), 4)]
     inputs += [(draw((2, 2, 10), case.kind, 9, scale=1e-11), 4), (draw((7,), case.kind, 10), 128)]
+    inputs.append((inputs[0][0][:0], 16))
     inputs.append((np.array([[448 * 2.0**-4, 1, 448 * 1.0078125, 1, 0, 0]]).astype(inputs[0][0].dtype), 2))
     for x, size in inputs:
         want = loop_per_group(x, size, 1e-10, case.ue8m0, case.rounding)

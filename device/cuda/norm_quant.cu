@@ -1,0 +1,326 @@
+// RMSNorm and SiLU-and-mul whose bfloat16 result becomes FP8 codes without passing through memory.
+//
+// The ladder:
+// 1. Whatever has no kernel here (device/norm_quant.py) is the norm's or activation's kernel, then the quantiser's.
+// 2. *_rows: a row of at most 256 elements in 1 to 32 lanes. *_block4: a block a row of at most 8192: the row is read
+//    once, its normed values wait in registers, packed, for the scale. *_few4: the weights are sent for with the row.
+// 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
+// 4. silu_*: no row has to be known whole: two or four vectors a thread, the hardware's fast functions where they give
+//    the polynomial's bytes (fast.cuh).
+#include "fast.cuh"
+#include "fp8_scales.cuh"
+#include "rows.cuh"
+#include "tree.cuh"
+
+enum { GEMMA = 1, NATIVE = 2 };
+enum { STATIC = 0, TOKEN = 1, GROUP = 2 };
+
+struct Normed {
+    const void *x, *weight, *residual;
+    void* residual_out;
+    i64 x_stride, residual_stride, width;
+    int flags;
+
+    VT_MEMBER void sum(float (&v)[8], const Raw<8>& raw, const Raw<8>& other) const {
+        float r[8];
+        widen(v, raw, BF16);
+        widen(r, other, BF16);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] += r[j];
+    }
+
+    VT_MEMBER Raw<8> weighted(float (&v)[8], const Raw<8>& raw, float inverse) const {
+        float w[8];
+        widen(w, raw, BF16);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            float scaled = v[j] * inverse;
+            if (flags & GEMMA) v[j] = scaled * (w[j] + 1.0f);
+            else if (flags & NATIVE) v[j] = through(scaled, BF16) * w[j];
+            else v[j] = scaled * w[j];
+        }
+        return narrow(v, BF16);
+    }
+};
+
+// Elements first + 2048 g ..., g < G, of a normed row; `sum` joins the team's partials.
+template <int G, bool EARLY, class S>
+VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, float eps, S&& sum) {
+    const bool add = norm.residual != nullptr, native = norm.flags & NATIVE;
+    Raw<8> other[G], weights[EARLY ? G : 1];
+    int width = (int)norm.width;
+    float v[8], partial = 0.0f;
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        int at = first + g * TREE_SPAN;
+        if (at >= width) continue;
+        y[g] = fetch<8>(norm.x, row * norm.x_stride + at, BF16);
+        if (add) other[g] = fetch<8>(norm.residual, row * norm.residual_stride + at, BF16);
+    }
+    if (EARLY) {
+#pragma unroll
+        for (int g = 0; g < G; ++g)
+            if (first + g * TREE_SPAN < width) weights[g] = fetch<8>(norm.weight, first + g * TREE_SPAN, BF16);
+    }
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        int at = first + g * TREE_SPAN;
+        if (at >= width) continue;
+        if (add) {
+            norm.sum(v, y[g], other[g]);
+            Raw<8> rounded = narrow(v, BF16);
+            put(norm.residual_out, row * norm.width + at, rounded, BF16);
+            if (!native) {
+                y[g] = rounded;
+                widen(v, rounded, BF16);
+            }
+        } else {
+            widen(v, y[g], BF16);
+        }
+        add_squares(partial, v);
+    }
+    float inverse = inverse_root(sum(partial), (float)width, eps);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        int at = first + g * TREE_SPAN;
+        if (at >= width) continue;
+        if (!EARLY) weights[0] = fetch<8>(norm.weight, at, BF16);
+        if (add && native) norm.sum(v, y[g], other[g]);
+        else widen(v, y[g], BF16);
+        y[g] = norm.weighted(v, weights[EARLY ? g : 0], inverse);
+    }
+}
+
+// What becomes of a normed row.
+struct Quantised {
+    TokenCodes codes;
+    const float* scale;
+    i64 row_step, group_step;
+    int group_lanes;
+
+    // most(top): the largest of the team; lanes: how many of the team's lanes lie in one warp.
+    template <int MODE, int G, class M>
+    VT_MEMBER void row(const Raw<8> (&y)[G], i64 row, int first, int width, int lanes, M&& most) const {
+        float v[8];
+        if (MODE == TOKEN) {
+            unsigned top = 0;
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                if (first + g * TREE_SPAN >= width) continue;
+                widen(v, y[g], BF16);
+                top = larger(top, largest_of(v, codes.keeps_nan()));
+            }
+            float scale = codes.scale(most(top)), inverse = 1.0f / scale;
+            if (first == 0) codes.scales[row] = scale;
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                if (first + g * TREE_SPAN >= width) continue;
+                widen(v, y[g], BF16);
+                codes.put(row * (i64)width + first + g * TREE_SPAN, v, scale, inverse);
+            }
+            return;
+        }
+        float inverse = MODE == STATIC ? 1.0f / scale[0] : 0.0f;
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            int at = first + g * TREE_SPAN;
+            bool inside = at < width;
+            i64 to = row * (i64)width + at;
+            if (inside) widen(v, y[g], BF16);
+            if (MODE == STATIC) {
+                if (!inside) continue;
+                float q[8];
+                products(q, v, inverse);
+                store_e4m3(codes.out, to, q, codes.nan);
+            } else {
+                unsigned top = inside ? largest_of(v, false) : 0u;
+                top = largest_of_lanes(top, group_lanes < lanes ? group_lanes : lanes);
+                float own = floored_scale(top, codes.rule, codes.scale_ub, nullptr);
+                if (!inside) continue;
+                codes.put(to, v, own, 1.0f / own);
+                if ((at & (8 * group_lanes - 1)) == 0)
+                    codes.scales[row * row_step + at / (8 * group_lanes) * group_step] = own;
+            }
+        }
+    }
+};
+
+#define NORM_PARAMETERS                                                                                           \
+    i64 rows, i64 width, const void *x, i64 x_stride, const void *weight, const void *residual,                   \
+        i64 residual_stride, void *residual_out, float eps, i64 flags, const float *scale, const float *scale_ub, \
+        unsigned char *out, float *scales, i64 rule, i64 nan, i64 int8, i64 group_size, i64 row_step, i64 group_step
+#define NORMED Normed{x, weight, residual, residual_out, x_stride, residual_stride, width, (int)flags}
+#define QUANTISED                                                                                                 \
+    Quantised{{scale_ub, out, scales, (int)rule, (unsigned)nan, int8 != 0}, scale, row_step, group_step,          \
+              (int)group_size >> 3}
+
+template <int MODE> VT_FN void quant_rows(i64 rows, i64 lanes, float eps, const Normed& norm, const Quantised& quant) {
+    int team = (int)lanes, lane = threadIdx.x & (team - 1);
+    i64 row = (i64)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+    int first = row < rows ? lane * 8 : (int)norm.width;  // a team without a row still takes part in exchanges
+    Raw<8> y[1];
+    normed_row<1, true>(y, norm, row, first, eps, [&](float p) { return tree_of_lanes(p, team); });
+    quant.row<MODE>(y, row, first, (int)norm.width, team, [&](unsigned top) { return largest_of_lanes(top, team); });
+}
+
+template <int MODE, bool EARLY> VT_FN void quant_block(float eps, const Normed& norm, const Quantised& quant) {
+    __shared__ float warps[8];
+    __shared__ unsigned tops[8];
+    i64 row = blockIdx.x;
+    int first = threadIdx.x * 8;
+    Raw<8> y[4];
+    normed_row<4, EARLY>(y, norm, row, first, eps, [&](float p) { return tree_of_block(p, warps); });
+    quant.row<MODE>(y, row, first, (int)norm.width, 32, [&](unsigned top) { return largest_of_block(top, tops); });
+}
+
+#define NORM_KERNELS(NAME, MODE, ASSUMED)                                                                         \
+    extern "C" __global__ void __launch_bounds__(128) NAME##_rows(NORM_PARAMETERS, i64 lanes) {                   \
+        VT_ASSUME(ASSUMED);                                                                                       \
+        quant_rows<MODE>(rows, lanes, eps, NORMED, QUANTISED);                                                    \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_few4(NORM_PARAMETERS) {                              \
+        VT_ASSUME(ASSUMED);                                                                                       \
+        quant_block<MODE, true>(eps, NORMED, QUANTISED);                                                          \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256, 3) NAME##_block4(NORM_PARAMETERS) {                         \
+        VT_ASSUME(ASSUMED);                                                                                       \
+        quant_block<MODE, false>(eps, NORMED, QUANTISED);                                                         \
+    }
+#define ALONE (residual == nullptr)
+#define ADD (residual != nullptr)
+NORM_KERNELS(static_alone, STATIC, ALONE && !((int)flags & NATIVE))
+NORM_KERNELS(static_add, STATIC, ADD && !((int)flags & NATIVE))
+NORM_KERNELS(token_alone, TOKEN, ALONE)
+NORM_KERNELS(token_add, TOKEN, ADD)
+NORM_KERNELS(group_alone, GROUP, ALONE)
+NORM_KERNELS(group_add, GROUP, ADD)
+
+#define DEPTH 2        // groups a thread, device/norm_quant.py
+#define GROUP_DEPTH 2  // and where they share scales
+
+// y = round(act * up) as the activation stores it.
+template <int V> VT_FN void silu_products(float (&y)[V], const Raw<V>& gate, const Raw<V>& up, int kind, bool rounded) {
+    float g[V], u[V];
+    widen(g, gate, kind);
+    widen(u, up, kind);
+    gate_products<true>(y, g, u, rounded ? kind : F32, kind);
+#pragma unroll
+    for (int j = 0; j < V; ++j) y[j] = through(y[j], kind);
+}
+
+template <int V>
+VT_FN void silu_static(i64 rows, i64 width, i64 chunks, const void* x, int kind, const float* scale,
+                       unsigned char* out, unsigned nan, bool rounded) {
+    Place at[DEPTH];
+    Raw<V> a[DEPTH], b[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        at[d] = place<V>(rows, width, chunks, DEPTH, d);
+        if (!at[d].inside) continue;
+        a[d] = fetch<V>(x, at[d].row * 2 * width + at[d].column, kind);
+        b[d] = fetch<V>(x, at[d].row * 2 * width + width + at[d].column, kind);
+    }
+    float inverse = 1.0f / scale[0];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        if (!at[d].inside) continue;
+        float y[V], q[V];
+        silu_products(y, a[d], b[d], kind, rounded);
+        products(q, y, inverse);
+        store_e4m3(out, at[d].row * width + at[d].column, q, nan);
+    }
+}
+
+#define SILU_STATIC(NAME, V, ASSUMED)                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
+        i64 rows, i64 width, i64 chunks, const void* x, i64 kind, const float* scale, unsigned char* out,         \
+        i64 nan, i64 rounded) {                                                                                   \
+        VT_ASSUME(ASSUMED);                                                                                       \
+        silu_static<V>(rows, width, chunks, x, (int)kind, scale, out, (unsigned)nan, rounded != 0);               \
+    }
+SILU_STATIC(silu_static_bf16_v8, 8, (int)kind == BF16 && rounded == 0)
+SILU_STATIC(silu_static_rounded_bf16_v8, 8, (int)kind == BF16 && rounded != 0)
+SILU_STATIC(silu_static_v8, 8, true)
+SILU_STATIC(silu_static_v1, 1, true)
+
+#define SILU_GROUP_PARAMETERS                                                                                     \
+    i64 rows, i64 width, const void *x, i64 kind, i64 group_size, const float *scale_ub, unsigned char *out,      \
+        float *scales, i64 row_step, i64 group_step, i64 rule, i64 nan
+
+// What a group is made of: rounded to x's dtype, or (vLLM) kept in float32.
+template <int V> VT_FN void silu_values(float (&y)[V], const Raw<V>& gate, const Raw<V>& up, int kind, i64 rule) {
+    if (rule != VLLM) return silu_products(y, gate, up, kind, false);
+    float g[V], u[V];
+    widen(g, gate, kind);
+    widen(u, up, kind);
+#pragma unroll
+    for (int j = 0; j < V; ++j) y[j] = vt_silu(g[j]) * u[j];
+}
+
+// Rows are whole groups of 8 * lanes elements, so that their groups follow each other.
+VT_FN void silu_groups(SILU_GROUP_PARAMETERS) {
+    int lanes = (int)group_size >> 3;
+    unsigned per_row = (unsigned)(width >> 3);
+    i64 count = rows * per_row, first = (i64)blockIdx.x * (256 * GROUP_DEPTH) + threadIdx.x;
+    Raw<8> a[GROUP_DEPTH], b[GROUP_DEPTH];
+    unsigned row[GROUP_DEPTH], column[GROUP_DEPTH];
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d) {
+        unsigned number = (unsigned)(first + d * 256);
+        row[d] = number / per_row;
+        column[d] = number - row[d] * per_row;
+        if (first + d * 256 >= count) continue;
+        a[d] = fetch<8>(x, row[d] * 2 * width + column[d] * 8, (int)kind);
+        b[d] = fetch<8>(x, row[d] * 2 * width + width + column[d] * 8, (int)kind);
+    }
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d) {
+        bool inside = first + d * 256 < count;
+        float y[8] = {}, q[8];
+        if (inside) silu_values(y, a[d], b[d], (int)kind, rule);
+        float scale = floored_scale(largest_of_lanes(largest_of(y, false), lanes), (int)rule, nullptr, scale_ub);
+        if (!inside) continue;
+        quotients(q, y, scale, 1.0f / scale);
+        store_e4m3(out, (first + d * 256) * 8, q, (unsigned)nan);
+        if ((column[d] & (unsigned)(lanes - 1)) == 0)
+            scales[row[d] * row_step + column[d] / (unsigned)lanes * group_step] = scale;
+    }
+}
+
+#define SILU_GROUP_NAMES                                                                                          \
+    rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule, nan
+
+extern "C" __global__ void __launch_bounds__(256) silu_group_bf16_v8(SILU_GROUP_PARAMETERS) {
+    VT_ASSUME((int)kind == BF16 && (int)rule == VT);
+    silu_groups(SILU_GROUP_NAMES);
+}
+extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAMETERS) {
+    silu_groups(SILU_GROUP_NAMES);
+}
+
+// A warp a group of any size; what it needs again it computes again.
+extern "C" __global__ void __launch_bounds__(256) silu_group_any(SILU_GROUP_PARAMETERS) {
+    i64 groups = (width + group_size - 1) / group_size;
+    i64 number = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    bool inside = number < rows * groups;
+    i64 row = number / groups, group = number - row * groups;
+    i64 begin = group * group_size, end = begin + group_size < width ? begin + group_size : width;
+    float y[1];
+    auto value = [&](i64 at) {
+        Raw<1> gate = fetch<1>(x, row * 2 * width + at, (int)kind);
+        silu_values(y, gate, fetch<1>(x, row * 2 * width + width + at, (int)kind), (int)kind, rule);
+    };
+    unsigned top = 0;
+    for (i64 at = begin + (threadIdx.x & 31); inside && at < end; at += 32) {
+        value(at);
+        top = larger(top, largest_of(y, false));
+    }
+    float scale = floored_scale(largest_of_lanes(top, 32), (int)rule, nullptr, scale_ub);
+    if (!inside) return;
+    if ((threadIdx.x & 31) == 0) scales[row * row_step + group * group_step] = scale;
+    for (i64 at = begin + (threadIdx.x & 31); at < end; at += 32) {
+        value(at);
+        y[0] = y[0] / scale;
+        store_e4m3(out, row * width + at, y, (unsigned)nan);
+    }
+}

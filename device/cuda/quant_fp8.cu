@@ -1,0 +1,278 @@
+// FP8 quantisers: static, per tensor, per token, per group of neighbours.
+//
+// The ladder:
+// 1. *_v1, token_v8: any width and stride; a row that was measured is read again. group_any: a warp a group of any size.
+// 2. *_v8, *_bf16_*: 16-byte loads and 8-byte stores, two under way a thread.
+// 3. token_bf16_*: the row waits in registers for its scale. group_v8: so does a group, in 1 to 32 neighbouring lanes.
+// 4. Division by a scale is a product with its reciprocal, unless the code could be another (fp8_scales.cuh): with IEEE
+//    divisions alone the arithmetic takes longer than the bytes.
+// 5. Per tensor: two launches. Blocks leave their maxima, every block of the second finds the largest of them.
+#include "fp8_scales.cuh"
+#include "rows.cuh"
+
+#define DEPTH 2          // groups a thread of the static kernels, device/quant_fp8.py
+#define GROUP_DEPTH 4    // and of group_v8
+#define MOST_MAXIMA 528  // blocks that leave a maximum
+
+template <int V>
+VT_FN void static_codes(i64 rows, i64 width, i64 chunks, const void* x, i64 stride, int kind, const float* scale,
+                        unsigned char* out, unsigned nan) {
+    Place at[DEPTH];
+    Raw<V> raw[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        at[d] = place<V>(rows, width, chunks, DEPTH, d);
+        if (at[d].inside) raw[d] = fetch<V>(x, at[d].row * stride + at[d].column, kind);
+    }
+    float inverse = 1.0f / scale[0];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        if (!at[d].inside) continue;
+        float v[V], q[V];
+        widen(v, raw[d], kind);
+        products(q, v, inverse);
+        store_e4m3(out, at[d].row * width + at[d].column, q, nan);
+    }
+}
+
+#define STATIC(NAME, V, ASSUMED)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
+        i64 rows, i64 width, i64 chunks, const void* x, i64 stride, i64 kind, const float* scale,                 \
+        unsigned char* out, i64 nan) {                                                                            \
+        VT_ASSUME(ASSUMED);                                                                                       \
+        static_codes<V>(rows, width, chunks, x, stride, (int)kind, scale, out, (unsigned)nan);                    \
+    }
+STATIC(static_bf16_v8, 8, (int)kind == BF16)
+STATIC(static_v8, 8, true)
+STATIC(static_v1, 1, true)
+
+// The `number`-th group of V elements of all of x: where it is in x and in a contiguous result.
+template <int V> struct Walk {
+    i64 count, per_row, stride, width;
+    VT_MEMBER Walk(i64 rows, i64 width, i64 stride)
+        : count(rows * (width / V)), per_row(width / V), stride(stride), width(width) {}
+    VT_MEMBER i64 in(i64 number) const {
+        if (count == per_row) return number * V;
+        i64 row = number / per_row;
+        return row * stride + (number - row * per_row) * V;
+    }
+};
+
+// The threads' groups, `step` apart, four at a time: load(number) of all four comes before use(number, raw).
+template <int V, class L, class U> VT_FN void four_by_four(i64 count, i64 first, i64 step, L&& load, U&& use) {
+    for (i64 at = first; at < count; at += 4 * step) {
+        Raw<V> raw[4];
+#pragma unroll
+        for (int d = 0; d < 4; ++d)
+            if (at + d * step < count) raw[d] = load(at + d * step);
+#pragma unroll
+        for (int d = 0; d < 4; ++d)
+            if (at + d * step < count) use(at + d * step, raw[d]);
+    }
+}
+
+template <int V>
+VT_FN void tensor_maximum(i64 rows, i64 width, const void* x, i64 stride, int kind, unsigned* maxima, i64 blocks,
+                          i64 rule) {
+    __shared__ unsigned tops[8];
+    const Walk<V> walk(rows, width, stride);
+    unsigned top = 0;
+    four_by_four<V>(walk.count, (i64)blockIdx.x * 256 + threadIdx.x, blocks * 256,
+                    [&](i64 n) { return fetch<V>(x, walk.in(n), kind); },
+                    [&](i64, const Raw<V>& raw) {
+                        float v[V];
+                        widen(v, raw, kind);
+                        top = larger(top, largest_of(v, rule == VLLM_NATIVE));
+                    });
+    top = largest_of_block(top, tops);
+    if (threadIdx.x == 0) maxima[blockIdx.x] = top;
+}
+
+template <int V>
+VT_FN void tensor_codes(i64 rows, i64 width, const void* x, i64 stride, int kind, const unsigned* maxima, i64 blocks,
+                        i64 rule, float* scale_out, unsigned char* out, unsigned nan) {
+    __shared__ unsigned tops[8];
+    unsigned top = 0;
+    for (i64 n = threadIdx.x; n < blocks; n += 256) top = larger(top, maxima[n]);
+    float scale = vt_float((int)largest_of_block(top, tops)) / E4M3_LARGEST;
+    if (rule == VLLM_NATIVE) scale = vt_maximum(scale, SCALE_FLOOR);
+    float inverse = rule == VT && scale == 0.0f ? 0.0f : 1.0f / scale;
+    if (blockIdx.x == 0 && threadIdx.x == 0) scale_out[0] = scale;
+    const Walk<V> walk(rows, width, stride);
+    four_by_four<V>(walk.count, (i64)blockIdx.x * 256 + threadIdx.x, blocks * 256,
+                    [&](i64 n) { return fetch<V>(x, walk.in(n), kind); },
+                    [&](i64 n, const Raw<V>& raw) {
+                        float v[V], q[V];
+                        widen(v, raw, kind);
+                        products(q, v, inverse);
+                        store_e4m3(out, n * V, q, nan);
+                    });
+}
+
+#define TENSOR(V)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256) tensor_maximum_v##V(                                        \
+        i64 rows, i64 width, const void* x, i64 stride, i64 kind, unsigned* maxima, i64 blocks, i64 rule) {       \
+        tensor_maximum<V>(rows, width, x, stride, (int)kind, maxima, blocks, rule);                               \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) tensor_codes_v##V(                                          \
+        i64 rows, i64 width, const void* x, i64 stride, i64 kind, const unsigned* maxima, i64 blocks, i64 rule,   \
+        float* scale, unsigned char* out, i64 nan) {                                                              \
+        tensor_codes<V>(rows, width, x, stride, (int)kind, maxima, blocks, rule, scale, out, (unsigned)nan);      \
+    }
+TENSOR(8)
+TENSOR(1)
+
+#define TOKEN_PARAMETERS                                                                                          \
+    i64 rows, i64 width, const void *x, i64 stride, i64 kind, const float *scale_ub, unsigned char *out,          \
+        float *scales, i64 rule, i64 nan, i64 int8
+#define TOKEN_CODES TokenCodes{scale_ub, out, scales, (int)rule, (unsigned)nan, int8 != 0}
+
+// Elements first + 2048 g ..., g < G, of a row in registers; most(top) is the team's maximum.
+template <int G, class M>
+VT_FN void token_row(const TokenCodes& codes, i64 row, int first, int width, const void* x, i64 stride, M&& most) {
+    Raw<8> raw[G];
+    float v[8];
+    unsigned top = 0;
+#pragma unroll
+    for (int g = 0; g < G; ++g)
+        if (first + g * 2048 < width) raw[g] = fetch<8>(x, row * stride + first + g * 2048, BF16);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        if (first + g * 2048 >= width) continue;
+        widen(v, raw[g], BF16);
+        top = larger(top, largest_of(v, codes.keeps_nan()));
+    }
+    float scale = codes.scale(most(top)), inverse = 1.0f / scale;
+    if (first == 0) codes.scales[row] = scale;
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        if (first + g * 2048 >= width) continue;
+        widen(v, raw[g], BF16);
+        codes.put(row * width + first + g * 2048, v, scale, inverse);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) token_bf16_rows(TOKEN_PARAMETERS, i64 lanes) {
+    int team = (int)lanes, lane = threadIdx.x & (team - 1);
+    i64 row = (i64)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+    int first = row < rows ? lane * 8 : (int)width;
+    token_row<1>(TOKEN_CODES, row, first, (int)width, x, stride,
+                 [&](unsigned top) { return largest_of_lanes(top, team); });
+}
+
+extern "C" __global__ void __launch_bounds__(256) token_bf16_block4(TOKEN_PARAMETERS) {
+    __shared__ unsigned tops[8];
+    token_row<4>(TOKEN_CODES, blockIdx.x, threadIdx.x * 8, (int)width, x, stride,
+                 [&](unsigned top) { return largest_of_block(top, tops); });
+}
+
+template <int V> VT_FN void token_long(const TokenCodes& codes, i64 width, const void* x, i64 stride, int kind) {
+    __shared__ unsigned tops[8];
+    i64 row = blockIdx.x;
+    float v[V];
+    unsigned top = 0;
+    for (i64 at = threadIdx.x * V; at < width; at += 256 * V) {
+        load(v, x, row * stride + at, kind);
+        top = larger(top, largest_of(v, codes.keeps_nan()));
+    }
+    float scale = codes.scale(largest_of_block(top, tops)), inverse = 1.0f / scale;
+    if (threadIdx.x == 0) codes.scales[row] = scale;
+    for (i64 at = threadIdx.x * V; at < width; at += 256 * V) {
+        load(v, x, row * stride + at, kind);
+        codes.put(row * width + at, v, scale, inverse);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) token_v8(TOKEN_PARAMETERS) {
+    token_long<8>(TOKEN_CODES, width, x, stride, (int)kind);
+}
+extern "C" __global__ void __launch_bounds__(256) token_v1(TOKEN_PARAMETERS) {
+    token_long<1>(TOKEN_CODES, width, x, stride, (int)kind);
+}
+
+// A group's scale and codes. `floored`: the scale of the fused ops, with a least value and no eps.
+struct GroupCodes {
+    const float* scale_ub;
+    unsigned char* out;
+    float* scales;
+    i64 row_step, group_step;  // between scales of neighbouring rows and of neighbouring groups
+    float eps;
+    int rule;
+    unsigned nan;
+    bool ue8m0, floored;
+
+    VT_MEMBER bool keeps_nan() const { return rule == VLLM_NATIVE; }
+    VT_MEMBER float scale(unsigned top) const {
+        if (floored) return floored_scale(top, rule, scale_ub, nullptr);
+        float size = vt_float((int)top);
+        float scale = (rule == VLLM_NATIVE ? size : vt_maximum(size, eps)) / E4M3_LARGEST;
+        if (ue8m0) scale = power_of_two(rule == VLLM_NATIVE ? scale : vt_maximum(scale, 1e-10f));
+        return rule == VLLM_NATIVE ? vt_maximum(scale, SCALE_FLOOR) : scale;
+    }
+    template <int V> VT_MEMBER void put(i64 at, const float (&x)[V], float scale, float inverse) const {
+        float q[V];
+        if (V == 1) q[0] = x[0] / scale;
+        else quotients(q, x, scale, inverse);
+        store_e4m3(out, at, q, nan);
+    }
+};
+
+#define GROUP_PARAMETERS                                                                                          \
+    i64 rows, i64 width, const void *x, i64 stride, i64 kind, i64 group_size, const float *scale_ub,              \
+        unsigned char *out, float *scales, i64 row_step, i64 group_step, float eps, i64 rule, i64 nan, i64 flags
+#define GROUP_CODES                                                                                               \
+    GroupCodes{scale_ub, out, scales, row_step, group_step, eps, (int)rule, (unsigned)nan, (flags & 1) != 0,      \
+               (flags & 2) != 0}
+
+// x is contiguous and its rows are whole groups of 8 * lanes elements, so that all of it is one row of groups.
+VT_FN void group_vectors(const GroupCodes& codes, i64 rows, i64 width, const void* x, int kind, i64 group_size) {
+    int lanes = (int)group_size >> 3;
+    unsigned per_row = (unsigned)(width / group_size);
+    i64 count = rows * (width >> 3), first = (i64)blockIdx.x * (256 * GROUP_DEPTH) + threadIdx.x;
+    Raw<8> raw[GROUP_DEPTH];
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d)
+        if (first + d * 256 < count) raw[d] = fetch<8>(x, (first + d * 256) * 8, kind);
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d) {
+        i64 at = first + d * 256;
+        float v[8] = {};
+        if (at < count) widen(v, raw[d], kind);
+        float scale = codes.scale(largest_of_lanes(largest_of(v, codes.keeps_nan()), lanes));
+        if (at >= count) continue;
+        codes.put(at * 8, v, scale, 1.0f / scale);
+        if ((threadIdx.x & (lanes - 1)) == 0) {
+            unsigned group = (unsigned)(at / lanes), row = group / per_row;
+            codes.scales[row * codes.row_step + (group - row * per_row) * codes.group_step] = scale;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) group_bf16_v8(GROUP_PARAMETERS) {
+    group_vectors(GROUP_CODES, rows, width, x, BF16, group_size);
+}
+extern "C" __global__ void __launch_bounds__(256) group_v8(GROUP_PARAMETERS) {
+    group_vectors(GROUP_CODES, rows, width, x, (int)kind, group_size);
+}
+
+extern "C" __global__ void __launch_bounds__(256) group_any(GROUP_PARAMETERS) {
+    const GroupCodes codes = GROUP_CODES;
+    i64 groups = (width + group_size - 1) / group_size;
+    i64 number = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    bool inside = number < rows * groups;
+    i64 row = number / groups, group = number - row * groups;
+    i64 begin = group * group_size, end = begin + group_size < width ? begin + group_size : width;
+    float v[1];
+    unsigned top = 0;
+    for (i64 at = begin + (threadIdx.x & 31); inside && at < end; at += 32) {
+        load(v, x, row * stride + at, (int)kind);
+        top = larger(top, largest_of(v, codes.keeps_nan()));
+    }
+    float scale = codes.scale(largest_of_lanes(top, 32));
+    if (!inside) return;
+    if ((threadIdx.x & 31) == 0) codes.scales[row * row_step + group * group_step] = scale;
+    for (i64 at = begin + (threadIdx.x & 31); at < end; at += 32) {
+        load(v, x, row * stride + at, (int)kind);
+        codes.put(row * width + at, v, scale, 1.0f);
+    }
+}

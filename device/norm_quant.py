@@ -1,0 +1,181 @@
+"""Norms and SiLU-and-mul that quantise, on a GPU: launchers of cuda/norm_quant.cu, or of two kernels in a row.
+
+The fused kernels are for bfloat16 rows of up to 8192 elements that 16-byte loads may touch; elsewhere the norm writes
+its result to scratch memory, from which the quantiser reads it. The bytes are the same, by the ops' definition.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from vtlab.ops import providers
+
+from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start
+from .norm import rms_norm, rms_norm_gated
+from .quant_fp8 import (
+    CODES,
+    LONGEST,
+    NAN_CODES,
+    RULES,
+    SCALES,
+    TEAM,
+    fits_lanes,
+    floored_codes,
+    start_rows,
+    static_codes,
+    steps,
+    token_codes,
+    whole_vectors,
+    with_scales,
+)
+from .scratch import scratch
+
+_GEMMA, _NATIVE = 1, 2
+_DEPTH, _GROUP_DEPTH = 2, 2
+_DYNAMIC_NORM = {"vt": "vt", "vllm": "vllm_native", "vllm_native": "vllm_native"}
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def _scratch(shape, dtype):
+    """An array in scratch memory, for what passes between two kernels of one op."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    return scratch.take("norm_quant between", size)[:size].view(dtype).reshape(shape)
+
+
+def _normed(op, mode, x, weight, residual, eps, flags, codes, residual_out, extra) -> bool:
+    """Launch the fused kernel of `mode` and say whether there is one for these operands."""
+    bf16 = all(array is None or kind(array) == KINDS["bfloat16"] for array in (x, weight, residual))
+    width = x.shape[-1]
+    if not bf16 or not 0 < width <= LONGEST or width % VECTOR or (mode == "static" and flags & _NATIVE):
+        return False
+    x, rows, stride = as_rows(op, "x", x)
+    residual_stride = width
+    if residual is not None:
+        residual, _, residual_stride = as_rows(op, "residual", residual)
+    operands = ((x, stride), (weight, width), (residual, residual_stride), (residual_out, width))
+    if not whole_vectors(width, codes, *operands):
+        return False
+    if rows:
+        args = [rows, width, x, stride, weight, residual, residual_stride, residual_out, np.float32(eps), flags, *extra]
+        kernel = f"{mode}_{'alone' if residual is None else 'add'}"
+        start_rows(op, "norm_quant", kernel, rows, width, args, ("few4", "block4"))
+    return True
+
+
+def _apart(x, weight, residual, eps, gemma, rounding, residual_out):
+    """y of the norm in scratch memory, the new residual in its place."""
+    y = _scratch(x.shape, x.dtype)
+    out = y if residual is None else (y, residual_out)
+    rms_norm(x, weight, residual=residual, eps=eps, gemma=gemma, rounding=rounding, out=out)
+    return y
+
+
+def _new(residual):
+    """The form of a new residual, where there is one."""
+    return [] if residual is None else [(residual.shape, residual.dtype)]
+
+
+@providers.provider("rms_norm_quant_fp8", "cuda", PROVIDER)
+def rms_norm_quant_fp8(x, weight, scale, *, residual=None, eps=1e-6, gemma=False, rounding="vt", out=None):
+    """oracle.norm_quant.rms_norm_quant_fp8."""
+    op = "rms_norm_quant_fp8"
+    written = results(op, out, (x, weight, scale, residual), (x.shape, CODES), *_new(residual))
+    target, residual_out = written[0], written[1] if residual is not None else None
+    native = rounding == "vllm_native" or (rounding == "vllm" and (gemma or weight.dtype != x.dtype))
+    nan = NAN_CODES[rounding]
+    extra = [scale, None, target, None, RULES[rounding], nan, 0, 0, 0, 0]
+    flags = _GEMMA * gemma + _NATIVE * native
+    if not _normed(op, "static", x, weight, residual, eps, flags, target, residual_out, extra):
+        static_codes(op, _apart(x, weight, residual, eps, gemma, rounding, residual_out), scale, nan, target)
+    return target if residual is None else written
+
+
+@providers.provider("rms_norm_gated_quant_fp8", "cuda", PROVIDER)
+def rms_norm_gated_quant_fp8(x, gate, weight, scale, *, eps=1e-6, sigmoid_gate=False, out=None):
+    """oracle.norm_quant.rms_norm_gated_quant_fp8: two kernels."""
+    op = "rms_norm_gated_quant_fp8"
+    (target,) = results(op, out, (x, gate, weight, scale), (x.shape, CODES))
+    y = _scratch(x.shape, _BF16)
+    rms_norm_gated(x, gate, weight, eps=eps, sigmoid_gate=sigmoid_gate, out_dtype=_BF16, out=y)
+    static_codes(op, y, scale, NAN_CODES["vt"], target)
+    return target
+
+
+@providers.provider("rms_norm_dynamic_per_token_quant", "cuda", PROVIDER)
+def rms_norm_dynamic_per_token_quant(
+    x, weight, *, residual=None, scale_ub=None, eps=1e-6, quant_dtype=ml_dtypes.float8_e4m3fn, rounding="vt", out=None
+):
+    """oracle.norm_quant.rms_norm_dynamic_per_token_quant."""
+    op, int8 = "rms_norm_dynamic_per_token_quant", np.dtype(quant_dtype) == np.int8
+    forms = (x.shape, np.dtype(np.int8) if int8 else CODES), ((*x.shape[:-1], 1), SCALES)
+    written = results(op, out, (x, weight, residual, scale_ub), *forms, *_new(residual))
+    target, scale = written[:2]
+    residual_out = written[2] if residual is not None else None
+    norm = _DYNAMIC_NORM[rounding]
+    extra = [None, scale_ub, target, scale, RULES[rounding], NAN_CODES[rounding], int(int8), 0, 0, 0]
+    if not _normed(op, "token", x, weight, residual, eps, _NATIVE * (norm != "vt"), target, residual_out, extra):
+        y = _apart(x, weight, residual, eps, False, norm, residual_out)
+        token_codes(op, y, scale_ub, rounding, int8, target, scale)
+    return written
+
+
+@providers.provider("rms_norm_per_block_quant", "cuda", PROVIDER)
+def rms_norm_per_block_quant(
+    x, weight, *, residual=None, eps=1e-6, group_size=128, scale_ub=None, column_major=False, rounding="vt", out=None
+):
+    """oracle.norm_quant.rms_norm_per_block_quant."""
+    op = "rms_norm_per_block_quant"
+    shape = (*x.shape[:-1], -(-x.shape[-1] // group_size))
+    inputs = (x, weight, residual, scale_ub)
+    (target, *rest), scale = with_scales(op, out, inputs, (x.shape, CODES), shape, column_major, _new(residual))
+    residual_out = rest[0] if rest else None
+    norm, fused = _DYNAMIC_NORM[rounding], False
+    if fits_lanes(group_size) and scale.size:
+        extra = [None, scale_ub, target, scale, RULES[rounding], NAN_CODES[rounding], 0, group_size, *steps(op, scale)]
+        fused = _normed(op, "group", x, weight, residual, eps, _NATIVE * (norm != "vt"), target, residual_out, extra)
+    if not fused:
+        y = _apart(x, weight, residual, eps, False, norm, residual_out)
+        floored_codes(op, y, group_size, scale_ub, rounding, target, scale)
+    return (target, scale, *rest)
+
+
+@providers.provider("silu_and_mul_quant", "cuda", PROVIDER)
+def silu_and_mul_quant(x, scale, *, rounding="vt", out=None):
+    """oracle.norm_quant.silu_and_mul_quant."""
+    op, half = "silu_and_mul_quant", x.shape[-1] // 2
+    (target,) = results(op, out, (x, scale), ((*x.shape[:-1], half), CODES))
+    rows, rounded = math.prod(x.shape[:-1]), rounding != "vt"
+    wide, kernel = whole_vectors(half, target, (x, 2 * half)), "silu_static"
+    if wide and kind(x) == KINDS["bfloat16"]:
+        kernel += "_rounded_bf16" if rounded else "_bf16"
+    args = [x, kind(x), scale, target, NAN_CODES[rounding], int(rounded)]
+    map_rows(op, "norm_quant", kernel, rows, half, wide, args, _DEPTH)
+    return target
+
+
+@providers.provider("silu_and_mul_per_block_quant", "cuda", PROVIDER)
+def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_major=False, rounding="vt", out=None):
+    """oracle.norm_quant.silu_and_mul_per_block_quant."""
+    op, half = "silu_and_mul_per_block_quant", x.shape[-1] // 2
+    shape = (*x.shape[:-1], -(-half // group_size))
+    (target,), scale = with_scales(op, out, (x, scale_ub), ((*x.shape[:-1], half), CODES), shape, column_major)
+    rows = math.prod(x.shape[:-1])
+    if not rows or not half:
+        return target, scale
+    row_step, group_step = steps(op, scale)
+    args = [
+        rows, half, x, kind(x), group_size, scale_ub, target, scale, row_step, group_step, RULES[rounding],
+        NAN_CODES[rounding],
+    ]  # fmt: skip
+    vectors = rows * half // VECTOR
+    whole = half % group_size == 0 and fits_lanes(group_size) and vectors < 2**31
+    if whole and whole_vectors(half, target, (x, 2 * half)):
+        plain = kind(x) == KINDS["bfloat16"] and rounding == "vt"
+        kernel = "silu_group_bf16_v8" if plain else "silu_group_v8"
+        start(op, "norm_quant", kernel, -(-vectors // (TEAM * _GROUP_DEPTH)), (TEAM, 1), args)
+    else:
+        start(op, "norm_quant", "silu_group_any", -(-rows * shape[-1] // 8), (TEAM, 1), args)
+    return target, scale

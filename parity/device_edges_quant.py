@@ -1,0 +1,110 @@
+"""Edge shapes of the quantising kernels: teams of lanes, blocks, rows too long for registers, groups of every kind."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+_RNG = np.random.Generator(np.random.PCG64(17))
+
+
+def _ties(*shape: int, kind=ml_dtypes.bfloat16) -> np.ndarray:
+    """Small multiples of powers of two under a largest value of 7 * 2^n: many quotients lie halfway between codes."""
+    x = _RNG.integers(-31, 32, shape) * np.exp2(_RNG.integers(-9, 4, shape))
+    x[..., 0] = 448
+    return x.astype(kind)
+
+
+_16, _F16, _F32 = ({"x": kind, "weight": kind} for kind in ("bfloat16", "float16", "float32"))
+_KINDS = ("bfloat16", "float16", "float32")
+_ALL = ("vt", "vllm", "vllm_native")
+_UB = {"scale_ub": "float32"}
+_HEIGHT = (530,)  # more rows than take their weights early
+
+_NORMS = [
+    *({"...": (3,), "H": H, **_16} for H in (8, 40, 256, 264, 2056, 8192, 8200, 33)),
+    *({"...": (3,), "H": H, **_16, "residual": "bfloat16"} for H in (24, 128, 1032, 5128)),
+    {"...": _HEIGHT, "H": 264, **_16}, {"...": _HEIGHT, "H": 264, **_16, "residual": "bfloat16"},
+    {"...": (3,), "H": 72, **_F16, "residual": "float16"}, {"...": (3,), "H": 40, **_F32, "residual": "bfloat16"},
+    {"...": (0,), "H": 64, **_16}, {"...": (), "H": 40, **_16},
+    *({"...": (3,), "H": 520, **_16, "residual": "bfloat16", "rounding": r} for r in ("vllm",)),
+    {"...": (70,), "H": 72, **_16, "rounding": "vllm"},
+]  # fmt: skip
+
+
+def _groups(case: dict, size: int) -> dict:
+    width = case.get("H", case.get("K", case.get("D", 0)))
+    return {**case, "group_size": size, "G": -(-width // size)}
+
+
+EDGES: dict[str, list[dict]] = {
+    "quant_fp8_static": [
+        *({"...": (3,), "K": K, "x": kind, "rounding": rounding}
+          for K in (1, 264, 4104) for kind in _KINDS for rounding in ("vt", "vllm")),
+        {"...": (4,), "K": 40, "x": _ties(4, 40), "scale": np.float32([2])},
+        {"...": (0,), "K": 8}, {"...": (2,), "K": 0}, {"...": (), "K": 24, "x": "bfloat16", "rounding": "vllm_native"},
+    ],
+    "dynamic_scaled_fp8_quant": [
+        *({"...": (3,), "K": K, "x": kind, "rounding": rounding}
+          for K in (7, 264) for kind in _KINDS for rounding in _ALL),
+        {"...": (300,), "K": 1032, "x": "bfloat16"}, {"...": (2,), "K": 0},
+        {"...": (2,), "K": 16, "x": np.zeros((2, 16), np.float32)},
+        {"...": (2,), "K": 16, "x": np.zeros((2, 16), np.float32), "rounding": "vllm"},
+        {"...": (4,), "K": 40, "x": _ties(4, 40)},
+    ],
+    "dynamic_per_token_scaled_fp8_quant": [
+        *({"...": (5,), "K": K, "x": "bfloat16"} for K in (1, 8, 24, 72, 256, 264, 2056, 8192, 8200)),
+        *({"...": (3,), "K": 72, "x": kind, "rounding": rounding, **_UB} for kind in _KINDS for rounding in _ALL),
+        {"...": (3,), "K": 7, "x": "float32"}, {"...": (0,), "K": 8}, {"...": (), "K": 40, "x": "bfloat16"},
+        *({"...": (4,), "K": 296, "x": _ties(4, 296, kind=k)} for k in (ml_dtypes.bfloat16, np.float32)),
+    ],
+    "per_token_group_quant_fp8": [
+        *(_groups({"...": (5,), "K": 768, "x": "bfloat16"}, size) for size in (8, 16, 32, 64, 128, 256)),
+        *(_groups({"...": (3,), "K": 256, "x": kind, "rounding": rounding, "ue8m0": ue8m0}, 64)
+          for kind in _KINDS for rounding in _ALL for ue8m0 in (False, True)),
+        *(_groups({"...": (7,), "K": 384, "x": kind, "column_major": True}, 128) for kind in _KINDS),
+        *(_groups({"...": (3,), "K": K, "x": "bfloat16", "ue8m0": True, "column_major": True}, size)
+          for K, size in ((100, 32), (96, 48), (40, 128), (7, 1))),
+        _groups({"...": (0,), "K": 64}, 32), _groups({"...": (), "K": 64, "x": "bfloat16"}, 32),
+        _groups({"...": (4,), "K": 256, "x": _ties(4, 256)}, 32),
+        _groups({"...": (2,), "K": 16, "x": np.zeros((2, 16), np.float32), "eps": 1e-44}, 8),
+        _groups({"...": (1,), "K": 16, "x": np.float32([[1e-40, *[3e-41] * 15]]), "eps": 1e-44}, 16),
+    ],
+    "rms_norm_quant_fp8": [
+        *_NORMS, {"...": (3,), "H": 264, **_16, "gemma": True},
+        {"...": (3,), "H": 264, **_16, "rounding": "vllm_native"},
+        {"...": (3,), "H": 264, **_16, "gemma": True, "rounding": "vllm"},
+    ],
+    "rms_norm_gated_quant_fp8": [
+        {"...": (5, 4), "D": 128, **_16, "gate": "bfloat16"}, {"...": (3,), "D": 7, "sigmoid_gate": True},
+        {"...": (0,), "D": 8},
+    ],
+    "rms_norm_dynamic_per_token_quant": [
+        *({"quant_dtype": "float8_e4m3fn", **case} for case in _NORMS),
+        *({"...": (3,), "H": H, **_16, "quant_dtype": "int8", "rounding": r}
+          for H in (40, 264) for r in ("vt", "vllm")),
+        *({"...": (3,), "H": 264, **_16, "quant_dtype": "float8_e4m3fn", "rounding": r, **_UB} for r in _ALL),
+        {"...": (3,), "H": 33, **_F16, "quant_dtype": "int8"},
+        {"...": (3,), "H": 264, **_16, "residual": "bfloat16", "quant_dtype": "int8"},
+    ],
+    "rms_norm_per_block_quant": [
+        *(_groups(case, 128) for case in _NORMS),
+        *(_groups({"...": (3,), "H": 520, **_16, **_UB, "column_major": True, "rounding": r}, size)
+          for size in (8, 64, 256) for r in ("vt", "vllm")),
+        _groups({"...": (70,), "H": 64, **_16, "residual": "bfloat16", "column_major": True}, 32),
+        _groups({"...": (3,), "H": 96, **_16, "residual": "bfloat16"}, 48),
+    ],
+    "silu_and_mul_quant": [
+        *({"...": (3,), "D": D, "x": kind, "rounding": rounding}
+          for D in (1, 264, 2056) for kind in _KINDS for rounding in ("vt", "vllm")),
+        {"...": (300,), "D": 8, "x": "bfloat16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+    ],
+    "silu_and_mul_per_block_quant": [
+        *(_groups({"...": (3,), "D": 256, "x": kind, "rounding": rounding, **_UB}, 64)
+          for kind in _KINDS for rounding in ("vt", "vllm")),
+        *(_groups({"...": (5,), "D": 768, "x": "bfloat16", "column_major": True}, size) for size in (8, 128, 256)),
+        _groups({"...": (3,), "D": 100, "x": "bfloat16", "column_major": True}, 32),
+        _groups({"...": (3,), "D": 33, "x": "float32", "rounding": "vllm"}, 10), _groups({"...": (0,), "D": 64}, 32),
+    ],
+}  # fmt: skip
+"""Axes as in `Contract.examples`, by op."""
