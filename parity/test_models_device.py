@@ -84,8 +84,8 @@ def test_tokens_are_vllms(device, name, dtype, tmp_path):
 def test_the_kernels_give_vllms_tokens_without_a_gpu(name, tmp_path):
     """The emulated kernels in place of the stand-ins, on a part of the golden that takes a few seconds."""
     golden = token_golden(f"{name}_float32")
-    golden["prompts"] = golden["prompts"][2:5]
-    golden["outputs"] = [{key: found[:6] for key, found in output.items()} for output in golden["outputs"][2:5]]
+    golden["prompts"] = golden["prompts"][1:3]
+    golden["outputs"] = [{key: found[:6] for key, found in output.items()} for output in golden["outputs"][1:3]]
     with emulated_arrays() as (emulated, machine):
         verdict = token_gate(golden, tiny_decoder(name, "float32", "float32", tmp_path).on(emulated))
         assert verdict.kind == "strict" and verdict.max_error < verdict.least_gap / 2, verdict
