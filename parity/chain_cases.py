@@ -70,6 +70,15 @@ def operands_of(recipe: Recipe, dtypes, axes: dict[str, int], lead=(), special=F
     return found
 
 
+def example_of(recipe: Recipe) -> dict[str, np.ndarray]:
+    """Operands of one call."""
+    if not recipe.examples:
+        return operands_of(recipe, recipe.dtypes[0].split(), {"H": 256}, (3,))
+    facts = recipe.examples[0]
+    axes = {name: size for name, size in facts.items() if isinstance(size, int)}
+    return operands_of(recipe, [facts.get(name, "bfloat16") for name in recipe.operands], axes)
+
+
 def generated_chains() -> tuple[str, ...]:
     """The recipes of the catalog that have generated kernels, by name, which is also their family's."""
     return tuple(recipe.name for recipe in fusion.catalog() if GENERATED in provider_names(slot_of(recipe)))

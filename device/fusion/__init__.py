@@ -1,7 +1,7 @@
 """Fused chains on a GPU: for every recipe that is a row program, one kernel generated from its declaration.
 
 The generated source is a family like the .cu files: `vtlab build` compiles it for every architecture, and records are
-about its digest. It follows from the recipe and from the oracle's bodies, so that it changes when what they compute does.
+about its digest. It follows from the recipe and from the oracle's bodies, and changes when what they compute does.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from .stages import CODES, FLOATS, Stages
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "gt": ">", "lt": "<", "ge": ">=", "le": "<=", "eq": "==",
           "ne": "!="}  # fmt: skip
 _LETTER = {"float32": "f", "bfloat16": "b", "float16": "h"}
+_F32 = ("round", "float32")
 _LONG = 112
 
 
@@ -196,14 +197,14 @@ class _Printer:
             return f"store_e4m3((unsigned char*){out}, {place}, {self.held(node)}, {target.nan:#x}u);"
         kind = FLOATS[target.dtype]
         for user in self.stages.users[node]:
-            if user in self.present and self.nodes[user].op == "round" and self.nodes[user].data == target.dtype:
-                if kind != "F32":
-                    return f"put({out}, {place}, r{user}{self.where}, {kind});"
+            if user in self.present and (self.nodes[user].op, self.nodes[user].data) == ("round", target.dtype) != _F32:
+                return f"put({out}, {place}, r{user}{self.where}, {kind});"
         return f"store({out}, {place}, {self.held(node)}, {kind});"
 
     def declarations(self, numbers: list[int], size: str, indent: str) -> Iterator[str]:
         floats = [f"n{n}{size}" + "[V]" * (self.nodes[n].extent != GROUP) for n in numbers]
-        raw = [f"r{n}{size}" for n in numbers if self.nodes[n].op in ("load", "round") and self.nodes[n].extent != GROUP]
+        moved = [n for n in numbers if self.nodes[n].op in ("load", "round") and self.nodes[n].extent != GROUP]
+        raw = [f"r{n}{size}" for n in moved]
         yield f"{indent}float {', '.join(floats)};"
         yield f"{indent}Raw<V> {', '.join(raw)};"
 

@@ -34,7 +34,7 @@ class _Plan:
 
 
 class Launcher:
-    """The recipe on a GPU. Operands of other dtypes than the recipe names, and rows that no kernel suits, it declines."""
+    """The recipe on a GPU. It declines dtypes that the recipe does not name, and rows that no kernel suits."""
 
     def __init__(self, recipe: Recipe):
         self._recipe = recipe
@@ -64,7 +64,8 @@ class Launcher:
                 sent.append(array)
                 if one.extent != ONE:
                     pointers.append((array, plan.width))
-        pointers += [(target, plan.width) for target, one in zip(targets, plan.program.targets) if one.extent == ELEMENT]
+        wide_ones = [one.extent == ELEMENT for one in plan.program.targets]
+        pointers += [(target, plan.width) for target, rows in zip(targets, wide_ones) if rows]
         wide = plan.wide and all(_aligned(runtime, array, stride) for array, stride in pointers)
         with np.errstate(over="ignore"):
             params = [np.float32(arguments[name]) for name in plan.program.params]
@@ -112,4 +113,3 @@ def _aligned(runtime, array, stride: int) -> bool:
     """Whether eight neighbours may move at once: in 16 bytes, or in all that they take."""
     unit = min(16, 8 * array.dtype.itemsize)
     return not array.size or (runtime.pointer(array) % unit == 0 and stride * array.dtype.itemsize % unit == 0)
-

@@ -4,12 +4,11 @@
 registered, else a kernel that the device tier generates from the recipe, else the standalone ops one by one.
 """
 
+from . import patterns  # noqa: F401  importing it declares the catalog
 from .binding import COMPOSITE, INTERPRETER, catalog, catalogue, declare, fused_chain, lookup, realise, recipes, slot_of
 from .recipe import Param, Recipe, Step, step
 from .trace import NotRowwise, trace
 from .walk import compose
-
-from . import patterns  # noqa: E402, F401, I001  the declarations, which need all of the above
 
 __all__ = [
     "COMPOSITE", "INTERPRETER", "NotRowwise", "Param", "Recipe", "Step", "catalog", "catalogue", "compose", "declare",

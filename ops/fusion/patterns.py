@@ -115,7 +115,9 @@ catalogue(Recipe(
     {"qgate": "T Hq*2*D", "kf": "T Hk*D", "q_norm": "D", "k_norm": "D", "cos_sin": "T R"},
     (step("attn_qk_norm_rope_gate", "q k gate", qgate="qgate", kf="kf", q_norm="q_norm", k_norm="k_norm",
           cos_sin="cos_sin", eps=_EPS),),
-    "q k gate", _EPS_VALUE, examples=({"T": 3, "Hq": 2, "Hk": 1, "D": 64, "R": 16},),
+    "q k gate", _EPS_VALUE, examples=(
+        {"T": 3, "Hq": 2, "Hk": 1, "D": 64, "R": 16, "q_norm": "float32", "k_norm": "float32"},
+    ),
 ))  # fmt: skip
 
 catalogue(Recipe(
@@ -126,5 +128,5 @@ catalogue(Recipe(
         step("rms_norm", "k", x="k", weight="k_norm", eps=_EPS),
         step("rope_from_cache", "q k", q="q", k="k", positions="positions", cos_sin_cache="cos_sin_cache"),
     ),
-    "q k", _EPS_VALUE, examples=({"T": 3, "Hq": 2, "Hk": 1, "D": 64, "P": 20, "R": 64},),
+    "q k", _EPS_VALUE, examples=({"T": 3, "Hq": 2, "Hk": 1, "D": 64, "P": 20, "R": 64, "positions": "int64"},),
 ))  # fmt: skip

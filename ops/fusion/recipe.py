@@ -56,7 +56,8 @@ class Recipe:
     params : numbers of the call with their defaults; None for one that has to be given.
     dtypes : dtypes of the operands, in their order, for which a kernel is built ahead of time; others run composed.
     fast : a step that gives the same bytes through one op, preferred wherever a kernel of it is registered.
-    examples : axes for the generic checks of a chain whose operands are not all rows, columns and numbers.
+    examples : for the generic checks of a chain whose operands are not all rows, columns and numbers: the axes' sizes,
+        and the dtypes of operands that are not bfloat16.
 
     Raises ContractError naming the recipe, the step and the fault.
     """
@@ -139,12 +140,12 @@ def _check_step(recipe: str, where: str, one: Step, known: set[str], params: Map
             used.add(value.name)
         else:
             _check_constant(recipe, where, argument, spec, value)
+    if contract.mutates:
+        raise ContractError(recipe, where, f"an op that changes {contract.mutates[0]} in place", "a function")
     least = sum(not spec.optional for spec in contract.returns.values())
     if not least <= len(one.to) <= len(contract.returns) or not one.to:
         got = f"{len(one.to)} results, {' '.join(one.to)}"
         raise ContractError(recipe, where, got, "those of the op: " + ", ".join(contract.returns))
-    if contract.mutates:
-        raise ContractError(recipe, where, f"an op that changes {contract.mutates[0]} in place", "a function")
     return set(one.slots().values())
 
 
