@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Row:
     """One kernel family of the matrix: its id, the modules its ops live in, and what it is in a few words.
 
-    `promised` are the ops that the row must hold to be whole; it grows as rows are specified. `machinery` names the
-    parity test of a row that is a mechanism and holds no ops.
+    `promised` are the ops that the row must hold to be whole; it grows as rows are specified. `machinery` begins
+    the names of the parity tests of a row that is a mechanism and holds no ops.
     """
 
     id: str
@@ -51,7 +51,11 @@ _PROMISED = {
     }.items()
 }
 
-_MACHINERY = {"ACCEL-PROVIDER-SELECT": "test_providers", "FUSION-FRAMEWORK": "test_fusion"}
+_MACHINERY = {
+    "ACCEL-PROVIDER-SELECT": "test_providers",
+    "CUDA-DISPATCH-AOT": "test_dispatch",
+    "FUSION-FRAMEWORK": "test_fusion",
+}
 
 
 ROWS: dict[str, Row] = _rows(

@@ -96,8 +96,9 @@ def write_record(verdicts: list[OpVerdict]) -> None:
 
 
 def machinery_entry(test: str) -> dict:
-    """Run a mechanism row's own test module and turn its counts into a record entry."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(RECORDS.parent / f"{test}.py")]
+    """Run a mechanism row's own test modules and turn their counts into a record entry."""
+    modules = sorted(str(path) for path in RECORDS.parent.glob(f"{test}*.py"))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *modules]
     summary = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[-1]
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", summary)}
     return {

@@ -121,8 +121,17 @@ def _with_imports(module: str) -> frozenset[str]:
 
 
 def machinery_digest(test: str) -> str:
-    """Digest of a mechanism row: its modules in ops/."""
-    return _digest(_sources(f"ops/{test.removeprefix('test_')}/*.py"))
+    """Digest of a mechanism row: its modules, in ops/ or beside the device's families."""
+    name = test.removeprefix("test_")
+    return _digest(tuple(f"device/{module}.py" for module in _DEVICE.get(name, ())) or _sources(f"ops/{name}/*.py"))
+
+
+_DEVICE = {
+    "dispatch": (
+        "aot", "arch", "arrays", "backend", "build", "caps", "compiler", "cupy_backend", "cupy_runtime", "graphs",
+        "intersect", "loader", "runtime", "scratch", "source", "tactics",
+    ),
+}  # fmt: skip
 
 
 @cache
