@@ -53,7 +53,7 @@ EDGES: dict[str, list[dict]] = {
     "copy_blocks": [
         *({"shape": (6, *shape), "blocks": 6, "n": 2, "cache": kind}
           for shape, kind in (((3,), "uint8"), ((3,), "bfloat16"), ((5, 1), "int32"), ((3, 1), "int64"),
-                              ((2, 16, 8), "float8_e4m3fn"), ((), "float32"), ((0, 4), "float32"), ((3,), "int8"))),
+                              ((2, 16, 8), "uint8"), ((), "float32"), ((0, 4), "float32"), ((3,), "int8"))),
         {"shape": (9, 2, 16, 4, 64), "blocks": 9, "n": 4, "cache": "bfloat16"},
         {"shape": (6, 40), "cache": "float16", "block_mapping": _pairs((0, 1), (1, 2), (2, 0), (5, 5), (3, 4))},
         {"shape": (6, 40), "cache": "float32", "block_mapping": _pairs((0, 1), (3, 1), (1, 1))},

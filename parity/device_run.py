@@ -92,9 +92,12 @@ class Framed:
         self._device, self._size = device, int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         self.raw = device.raw(_SENTINELS + self._size + _SENTINELS)
         self.raw[...] = 0xA5
-        held = self.raw[_SENTINELS : _SENTINELS + self._size]
-        held[...] = 0xFF
-        self.inner = held.view(dtype).reshape(shape)
+        self._held = self.raw[_SENTINELS : _SENTINELS + self._size]
+        self._held[...] = 0xFF
+        self.inner = self._held.view(dtype).reshape(shape)
+
+    def fill(self, host: np.ndarray) -> None:
+        self._held[...] = self._device.send(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
 
     def check_frame(self, what: str) -> None:
         bytes_ = self._device.fetch(self.raw)
@@ -135,7 +138,7 @@ def _check_call(device, case: DeviceCase, host: dict, want: tuple, updated: dict
     sent = {name: device.send(value) for name, value in host.items() if name not in updated}
     frames = {name: Framed(device, value.shape, value.dtype) for name, value in updated.items()}
     for name, frame in frames.items():
-        frame.inner[...] = device.send(host[name])
+        frame.fill(host[name])
     outs = [Framed(device, expected.shape, expected.dtype) for expected in want] if into else []
     arguments = sent | {name: frame.inner for name, frame in frames.items()}
     if outs:

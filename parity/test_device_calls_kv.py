@@ -257,6 +257,7 @@ def test_in_a_capture_what_lies_is_left_out(device, module, op, made, lie, inste
         finally:
             device.runtime.in_capture = False
     else:
+        device.cupy.cuda.Device().synchronize()
         stream = device.cupy.cuda.Stream(non_blocking=True)
         with stream:
             device.call(op, {name: device.send(value) for name, value in made().items()})

@@ -5,6 +5,7 @@ Arrays hold unsigned words of 1 to 8 bytes, so that nothing is converted; all in
 
 from __future__ import annotations
 
+import numpy as np
 from numba import cuda
 
 BOUNDS, START, PAGE, BLOCK, NOTHING = 0, 1, 2, 3, 4  # faults of a gather, in the order of the checks
@@ -94,7 +95,7 @@ def find(token, blocks, page_size, table, bounds, starts):
     page = position // page_size
     if page >= table.shape[1]:
         return PAGE, -1, 0
-    block = table[low, page]
+    block = np.int64(table[low, page])
     if block < 0 or block >= blocks:
         return BLOCK, -1, 0
     return NOTHING, block, position % page_size

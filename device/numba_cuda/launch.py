@@ -39,6 +39,8 @@ def _numba():
         ) from None
     if config.ENABLE_CUDASIM:
         return kernels, importlib.import_module("numba.cuda.cudadrv.devicearray").FakeCUDAArray, lambda pointer: 0
+    # a decode step is small work, and Numba would say so at every launch
+    importlib.import_module("numba.cuda.dispatcher").config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
     # sync=False: waiting for the array's stream would break a capture, and the launch goes to that stream anyway
     array = lambda array: cuda.as_cuda_array(array, sync=False)
     return kernels, array, lambda pointer: cuda.external_stream(pointer) if pointer else 0
