@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class CupyRuntime:
         self._queues: dict[int, object] = {}
         self._opted: dict[int, int] = {}
         self._guard: contextlib.ExitStack | None = None
+        self._last = deque(maxlen=4)
 
     def empty(self, shape, dtype):
         return self._cupy.empty(shape, dtype)
@@ -68,7 +70,8 @@ class CupyRuntime:
         return bool(self._cupy.cuda.runtime.streamIsCapturing(self.stream()))
 
     def read(self, array):
-        return self._cupy.asnumpy(array)
+        with self._naming():
+            return self._cupy.asnumpy(array)
 
     def send(self, host):
         return self._cupy.asarray(host)
@@ -83,7 +86,16 @@ class CupyRuntime:
         array.data.memset_async(0, array.nbytes, self._cupy.cuda.get_current_stream())
 
     def wait(self) -> None:
-        self._cupy.cuda.get_current_stream().synchronize()
+        with self._naming():
+            self._cupy.cuda.get_current_stream().synchronize()
+
+    @contextlib.contextmanager
+    def _naming(self):
+        """A kernel's fault shows where the host waits next: say which ones were started last."""
+        try:
+            yield
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{error}; the last kernels started: {', '.join(self._last) or 'none'}") from error
 
     def queue(self):
         """A stream that the default stream waits for, and that waits for it."""
@@ -125,6 +137,7 @@ class CupyRuntime:
         function = self._loader.function(family, kernel, self.here())
         if shared > _SHARED:
             self._opt_in(function, kernel, shared)
+        self._last.append(kernel)
         function((grid,), (*block, 1), args, shared_mem=shared)
 
 

@@ -53,12 +53,19 @@ def gate(
         typer.Option(help="Only this token golden, or FILE for a golden's GGUF file; may be repeated."),
     ] = None,
     record: Annotated[bool, typer.Option("--record", help="Write parity/records/oracle.json; full runs only.")] = False,
+    device: Annotated[str, typer.Option(help="Where the models run: cpu, or cuda for the current GPU.")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Run the parity gate over whatever this machine has; exit status 1 if anything is red."""
+    from vtlab.device import DeviceError
+
     from .gate_run import run_gate
 
-    raise typer.Exit(run_gate(tuple(row or ()), tuple(model or ()), record=record, as_json=as_json))
+    try:
+        status = run_gate(tuple(row or ()), tuple(model or ()), record=record, as_json=as_json, device=device)
+    except DeviceError as error:
+        sys.exit(f"vtlab gate: {error}")
+    raise typer.Exit(status)
 
 
 @app.command()

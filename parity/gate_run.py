@@ -21,10 +21,15 @@ from .harness import MUTATIONS
 from .state import RECORDS, machinery_digest, source_digest
 
 
-def run_gate(rows: tuple[str, ...], models: tuple[str, ...], *, record: bool, as_json: bool) -> int:
-    """Run the chosen part of the gate and return the exit status: 0 green, 1 red, 130 interrupted."""
-    if record and (rows or models):
-        raise ContractError("gate", "record", "a part of the gate", "a full run, without --row or --model")
+def run_gate(
+    rows: tuple[str, ...], models: tuple[str, ...], *, record: bool, as_json: bool, device: str = "cpu"
+) -> int:
+    """Run the chosen part of the gate and return the exit status: 0 green, 1 red, 130 interrupted.
+
+    device : where the models run; the ops of the oracle are the CPU's.
+    """
+    if record and (rows or models or device != "cpu"):
+        raise ContractError("gate", "record", "a part of the gate", "a full run, without --row, --model or --device")
     ops = select_ops(rows) if rows or not models else []
     goldens = select_tokens(models) if models or not rows else []
     console = Console(stderr=True)
@@ -39,7 +44,8 @@ def run_gate(rows: tuple[str, ...], models: tuple[str, ...], *, record: bool, as
                 verdicts.append(verdict)
                 progress.update(task, advance=1, description=f"ops: {verdict.op}")
             task = progress.add_task("tokens", total=len(goldens))
-            for verdict in run_tokens(goldens, lambda text: progress.update(task, description=f"tokens: {text}")):
+            say = lambda text: progress.update(task, description=f"tokens: {text}")
+            for verdict in run_tokens(goldens, say, device):
                 streams.append(verdict)
                 progress.advance(task)
         except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from pathlib import Path
 from vtlab.goldens.tiny import write_checkpoint
 from vtlab.models.demo import demo_installed, demo_path
 from vtlab.models.loading import load_decoder
+from vtlab.ops.arrays import Arrays, on
 from vtlab.ops.errors import ContractError
 
 from .goldens import list_goldens, token_golden
@@ -101,20 +102,24 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def run_tokens(sources: list[Source], say: Callable[[str], None]) -> Iterator[TokenVerdict]:
-    """Verdicts as they come; `say` hears which golden is next."""
+def run_tokens(sources: list[Source], say: Callable[[str], None], device: str = "cpu") -> Iterator[TokenVerdict]:
+    """Verdicts of the models on `device` as they come; `say` hears which golden is next.
+
+    Errors: ContractError for a device that no tier serves, the tier's own for one that is not there.
+    """
+    arrays = on(device)
     for source in sources:
         say(source.golden)
         golden = token_golden(source.golden)
         start = time.perf_counter()
-        verdict = _judge(golden, source.file)
+        verdict = _judge(golden, source.file, arrays)
         count = sum(len(output["tokens"]) for output in golden["outputs"])
         yield TokenVerdict(source.golden, count, time.perf_counter() - start, verdict)
 
 
-def _judge(golden: dict, file: Path | None) -> Verdict:
+def _judge(golden: dict, file: Path | None, arrays: Arrays) -> Verdict:
     if file is not None:
-        return token_gate(golden, load_decoder(file, golden["dtype"], _CACHE_POSITIONS))
+        return token_gate(golden, load_decoder(file, golden["dtype"], _CACHE_POSITIONS).on(arrays))
     with tempfile.TemporaryDirectory() as folder:
         name, dtype = golden["model"].removeprefix("tiny:"), golden["dtype"]
         digest = write_checkpoint(name, folder, dtype)
@@ -122,4 +127,4 @@ def _judge(golden: dict, file: Path | None) -> Verdict:
             want = f"{golden['provenance']['checkpoint_digest']}, the one vLLM ran"
             raise ContractError("token_gate", "checkpoint", f"digest {digest}", want)
         exact = None if dtype == "float32" else load_decoder(folder, "float32")
-        return token_gate(golden, load_decoder(folder, dtype), exact)
+        return token_gate(golden, load_decoder(folder, dtype).on(arrays), exact)
