@@ -5,22 +5,20 @@ Nothing here reads metadata from the device: how the rows spread over the reques
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
 from .launch import KINDS, PROVIDER, kind, results, start, vectors
-from .runtime import current
 from .scratch import scratch
 
 _CHUNK = 128
 _NAMES = {KINDS["float32"]: "f32", KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
 _TOGETHER = {  # (dtype of the cache, dims a thread) -> query heads a block, as the .cu file has them
     ("bf16", 1): (1, 2, 4, 8), ("bf16", 2): (1, 4, 8), ("bf16", 4): (4,),
-    ("f16", 1): (1, 4), ("f16", 2): (4,), ("f16", 4): (4,),
-    ("f32", 1): (1, 4), ("f32", 2): (4,), ("f32", 4): (4,),
+    ("f16", 1): (4,), ("f16", 2): (4,), ("f16", 4): (4,),
+    ("f32", 1): (4,), ("f32", 2): (4,), ("f32", 4): (4,),
 }  # fmt: skip
 _PREFILL = ((128, 64), (256, 32), (512, 16))
 """Widest head -> pairs of row and query head a block."""
@@ -28,11 +26,9 @@ _WIDEST = 512
 _FEW_ROWS = 32
 """Up to here every row is treated as a decode step: one block a row and key head, and more blocks for a long row."""
 _BLOCK_SHARED = 99 << 10  # what a block may have on the smallest device
-_SHARE = 74 << 10  # lets three blocks share a multiprocessor of an H200
-_BLOCKS = 640  # five a multiprocessor: fewer are split, and then four tiles of each are under way where they are few
-_FEW_BLOCKS = 396
+_BLOCKS = 396  # three a multiprocessor of an H200, as many as shared memory holds: fewer are split
 _PARTIAL = 1 << 27  # bytes of partial results from which on rows are not split
-_PLACES = 4096
+_PLACES = 2048
 _FAR = 1 << 30
 
 
@@ -88,26 +84,18 @@ class _Call:
         partial = items * self.heads * self.chunks
         if partial * (self.width + 2) * 4 > _PARTIAL:
             splits = 1
-        fixed = _PLACES + together * 4 * (self.padded + _CHUNK + 2)
-        stages, tile = self._ring(fixed, 4 if blocks * splits <= _FEW_BLOCKS else 2)
+        tile = 64 // dims if self.item == 2 else 32 if dims == 1 else 16
+        stages = 2 if self.item == 4 and dims == 4 else 4
+        shared = _PLACES + together * 4 * (self.padded + _CHUNK + 2) + stages * tile * self.pitch
         parts = tops = totals = None
         if splits > 1:
             block = scratch.take("attention", partial * (self.width + 2) * 4).view(np.float32)
             parts, tops, totals = block, block[partial * self.width :], block[partial * (self.width + 1) :]
-        split = [parts, tops, totals, self.chunks, splits, int(by_request), stages]
-        args = [*self._args, tile, self.pitch, *split]
+        args = [*self._args, self.pitch, parts, tops, totals, self.chunks, splits, int(by_request)]
         kernel = f"attention_decode_{self.name}_{together}x{dims}"
-        start(self.op, "attention", kernel, blocks * splits, (128, 1), args, fixed + stages * tile * self.pitch)
+        start(self.op, "attention", kernel, blocks * splits, (128, 1), args, shared)
         if splits > 1:
             start(self.op, "attention", "attention_join", items * self.heads, (128, 1), args)
-
-    def _ring(self, fixed: int, stages: int) -> tuple[int, int]:
-        """(tiles in shared memory, keys a tile) of a decode block, the most that leaves room for others."""
-        for limit in (_SHARE, _BLOCK_SHARED):
-            for count, tile in ((stages, 64), (2, 64), (4, 32), (2, 32), (2, 16)):
-                if fixed + count * tile * self.pitch <= limit and count <= stages:
-                    return count, tile
-        raise ContractError(self.op, "q", f"heads of {self.width}", "what fits into shared memory")
 
     def _prefill(self, skip_single: bool) -> None:
         widest, pairs = next(each for each in _PREFILL if self.width <= each[0])
@@ -117,7 +105,7 @@ class _Call:
         tiles = self.tokens // rows_each + self.requests + 1
         fixed = _PLACES + pairs * 4 * (self.padded + 4 + _CHUNK + 4 + 4)
         stages = 2 if fixed + 2 * tile * self.pitch <= _BLOCK_SHARED else 1
-        args = [*self._args, tile, self.pitch, tiles, group_rows, int(skip_single), stages]
+        args = [*self._args, self.pitch, tiles, group_rows, int(skip_single), stages]
         grid = tiles * self.kv_heads * -(-self.group // group_rows)
         kernel = f"attention_prefill_{self.name}_{widest}"
         start(self.op, "attention", kernel, grid, (256, 1), args, fixed + stages * tile * self.pitch)
@@ -154,5 +142,6 @@ def paged_attention(
     written, target, lse = _targets("paged_attention", q, return_lse, out, inputs)
     strides = [cache.strides[:3] for cache in (k_cache, v_cache)]
     _Call("paged_attention", q, k_cache, v_cache, strides, block_table, seq_lens, query_start_loc, k_cache.shape[1],
-          scale, causal, window, softcap, sinks, lse_includes_sink, alibi_slopes, p_round, target, lse).run()  # fmt: skip
+          scale, causal, window, softcap, sinks, lse_includes_sink, alibi_slopes, p_round, target,
+          lse).run()  # fmt: skip
     return written if return_lse else target

@@ -19,7 +19,7 @@ _DECODE = [  # every kernel of attention_decode
     *(_paged((1, 1), (140, 3), (G, 1), D, "bfloat16", return_lse=True)
       for G, D in ((1, 128), (2, 64), (4, 128), (8, 128), (1, 256), (4, 256), (8, 136), (4, 512))),
     *(_paged((1, 1), (140, 3), (G, 1), D, kind) for kind in ("float16", "float32")
-      for G, D in ((1, 64), (4, 128), (4, 256), (4, 512))),
+      for G, D in ((4, 128), (4, 256), (4, 512))),
 ]  # fmt: skip
 _PREFILL = [  # every kernel of attention_prefill
     _paged((34,), (150,), (2, 1), D, kind, return_lse=True)
@@ -31,7 +31,7 @@ _MIXED = [
     _paged((3, 40, 1), (5, 30, 200), (2, 2), 24, "float16", causal=_PER_REQUEST & False, window=(20, 3)),
     _paged((3, 40, 1), (5, 45, 200), (2, 2), 24, "bfloat16", causal=_PER_REQUEST, sinks="float32",
            lse_includes_sink=False, return_lse=True),
-    _paged((33,), (33,), (66, 1), 16, "bfloat16", BS=64, alibi_slopes="float32"),
+    _paged((2, 3), (2, 9), (66, 1), 8, "bfloat16", BS=64, spare_rows=28, alibi_slopes="float32"),
     _paged((33,), (33,), (1, 1), 16, "bfloat16", BS=64, softcap=20.0, alibi_slopes="float32"),
     _paged((2, 0, 1), (128, 0, 256), (3, 1), 40, "bfloat16", BS=128, p_round="bfloat16", return_lse=True),
     _paged((1, 1, 1), (1, 513, 128), (12, 1), 64, "bfloat16", BS=1, softcap=30.0, sinks="float32",

@@ -2,8 +2,9 @@
 //
 // The ladder:
 // 1. attention_decode: a block a row, key head and up to 8 of its query heads, which share every load of K and V. Tiles
-//    go through two buffers of shared memory by cp.async, V's under way while q . k is summed. One thread a key for
-//    q . k, so that nothing crosses lanes; one thread a dim for p . v.
+//    go through four buffers of shared memory by cp.async, V's under way while q . k is summed. One thread a key for
+//    q . k, so that nothing crosses lanes; one thread one to four dims for p . v. Two tiles at a time for q . k: with
+//    one, each key's conversion to float32 would serve half as many heads.
 // 2. Few rows: the chunks of a row are spread over several blocks, which leave (m, l, o) of each chunk behind, and
 //    attention_join merges them. The merge is the one of step 1, so the bytes are too.
 // 3. attention_prefill: a block 16 to 64 pairs of row and query head of one key head; 4 x 2 scores and 4 x 8 values of
@@ -14,8 +15,8 @@
 
 // Rows, or with `by_request` requests of one row, are the items; `chunks` partial results each.
 #define SPLIT_PARAMETERS \
-    float *parts, float *tops, float *totals, i64 chunks, i64 splits, i64 by_request, i64 stages
-#define SPLIT_NAMES parts, tops, totals, chunks, splits, by_request, stages
+    float *parts, float *tops, float *totals, i64 chunks, i64 splits, i64 by_request
+#define SPLIT_NAMES parts, tops, totals, chunks, splits, by_request
 
 struct Item {
     int row, request;
@@ -32,10 +33,12 @@ VT_FN Item find_item(const Attention& a, int item, bool by_request) {
 
 template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLIT_PARAMETERS) {
     constexpr int WARPS = DECODE_THREADS / 32, OWN = (GT + WARPS - 1) / WARPS;
+    constexpr int TILE = KIND == F32 ? (DT == 1 ? 32 : 16) : 64 / DT, STAGES = KIND == F32 && DT == 4 ? 2 : 4;
+    constexpr int CUTS = CHUNK / TILE, PAIR = 2 * TILE, STRIDE = DECODE_THREADS / PAIR;  // device/attention.py: _decode
     VT_SHARED(shared);
     const Attention a(ATTENTION_NAMES);
     unsigned char* ring = shared;
-    Places* places = (Places*)(ring + (int)stages * a.tile * a.pitch);
+    Places* places = (Places*)(ring + STAGES * TILE * a.pitch);
     float* queries = (float*)(places + 2);
     float* scores = queries + GT * a.padded;
     float* factors = scores + GT * CHUNK;
@@ -60,15 +63,15 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
     if (begin >= end && !whole) return;
 
     int thread = threadIdx.x, warp = thread >> 5;
-    int cuts = CHUNK / a.tile, next_chunk = begin, next_cut = 0, sent = 0, used = 0;
-    auto buffer = [&](int number) { return ring + (number & ((int)stages - 1)) * a.tile * a.pitch; };
+    int next_chunk = begin, next_cut = 0, sent = 0, used = 0;
+    const Rows k_rows = rows_of<KIND>(a, kv_head, false), v_rows = rows_of<KIND>(a, kv_head, true);
+    auto buffer = [&](int number) { return ring + (number & (STAGES - 1)) * TILE * a.pitch; };
     auto send_next = [&] {
         if (next_chunk < end) {
-            bool values = next_cut >= cuts;
-            int first = (values ? next_cut - cuts : next_cut) * a.tile;
-            const Places& here = places[next_chunk & 1];
-            send_tile<KIND>(a, buffer(sent), values ? a.v : a.k, (values ? here.v : here.k) + first);
-            if (++next_cut == 2 * cuts) {
+            bool values = next_cut >= CUTS;
+            int first = (values ? next_cut - CUTS : next_cut) * TILE;
+            send_tile<KIND, TILE>(a, buffer(sent), values ? v_rows : k_rows, places[next_chunk & 1], first);
+            if (++next_cut == 2 * CUTS) {
                 next_cut = 0;
                 ++next_chunk;
             }
@@ -76,28 +79,20 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
         ++sent;
         copies_close();
     };
-    auto arrive = [&] {
-        if (stages == 4) copies_wait<3>();
-        else copies_wait<1>();
-        __syncthreads();
-    };
-    auto place = [&](int chunk, i64& k_at, i64& v_at) {
-        find_place(a, item.request, kv_head, span, chunk * CHUNK + thread, k_at, v_at);
-    };
 
-    i64 k_at, v_at;
-    place(begin, k_at, v_at);
-    places[begin & 1].k[thread] = k_at;
-    places[begin & 1].v[thread] = v_at;
+    int page, slot;
+    find_place(a, item.request, span, begin * CHUNK + thread, page, slot);
+    places[begin & 1].page[thread] = page;
+    places[begin & 1].slot[thread] = slot;
     __syncthreads();
-    for (int i = 0; i < (int)stages; ++i) send_next();
+    for (int i = 0; i < STAGES; ++i) send_next();
     for (int i = count * CHUNK + thread; i < GT * CHUNK; i += DECODE_THREADS) scores[i] = 0.0f;
     for (int i = thread; i < GT * a.padded; i += DECODE_THREADS) {
         int h = i / a.padded;
         queries[i] = h < count ? query_element(a, item.row, head + h, i - h * a.padded) : 0.0f;
     }
 
-    int key_here = thread & (a.tile - 1), part = thread / a.tile, stride = DECODE_THREADS / a.tile;
+    int key_here = thread & (PAIR - 1), part = thread / PAIR;
     int d = thread * DT;
     float mixed[GT][DT] = {};
     State state[OWN];
@@ -105,17 +100,18 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
     for (int i = 0; i < OWN; ++i) state[i] = {-VT_INF, 0.0f};
 
     for (int chunk = begin; chunk < end; ++chunk) {
-        if (chunk + 1 < end) place(chunk + 1, k_at, v_at);
-        for (int cut = 0; cut < cuts; ++cut) {
-            arrive();
-            const unsigned char* row = buffer(used) + key_here * a.pitch;
+        if (chunk + 1 < end) find_place(a, item.request, span, (chunk + 1) * CHUNK + thread, page, slot);
+        for (int cut = 0; cut < CUTS; cut += 2) {
+            copies_wait<STAGES - 2>();
+            __syncthreads();
+            const unsigned char* row = buffer(used + key_here / TILE) + key_here % TILE * a.pitch;
             float sums[GT] = {};
             for (int e = 0; e < a.padded; e += 8) {
                 float x[8];
                 load8<KIND>(x, row, e);
 #pragma unroll
                 for (int i = 0; i < GT; ++i) {
-                    int h = part + i * stride;
+                    int h = part + i * STRIDE;
                     if (h >= GT) continue;
                     float y[8];
                     load(y, queries, h * a.padded + e, F32);
@@ -123,22 +119,23 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
                     for (int j = 0; j < 8; ++j) sums[i] = vt_fma(y[j], x[j], sums[i]);
                 }
             }
-            int key = chunk * CHUNK + cut * a.tile + key_here;
+            int key = chunk * CHUNK + cut * TILE + key_here;
             bool visible = key >= span.first && key <= span.last;
 #pragma unroll
             for (int i = 0; i < GT; ++i) {
-                int h = part + i * stride;
+                int h = part + i * STRIDE;
                 if (h >= count) continue;
                 float slope = a.slopes != nullptr ? a.slopes[head + h] : 0.0f;
-                scores[h * CHUNK + cut * a.tile + key_here] =
+                scores[h * CHUNK + cut * TILE + key_here] =
                     visible ? a.score(sums[i], slope, key - span.position) : -VT_INF;
             }
             if (cut == 0 && chunk + 1 < end) {  // a send may be a chunk ahead
-                places[(chunk + 1) & 1].k[thread] = k_at;
-                places[(chunk + 1) & 1].v[thread] = v_at;
+                places[(chunk + 1) & 1].page[thread] = page;
+                places[(chunk + 1) & 1].slot[thread] = slot;
             }
             __syncthreads();
-            ++used;
+            used += 2;
+            send_next();
             send_next();
         }
 #pragma unroll
@@ -159,17 +156,18 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
             }
         }
         float sums[GT][DT] = {};
-        for (int cut = 0; cut < cuts; ++cut) {
-            arrive();
+        for (int cut = 0; cut < CUTS; ++cut) {
+            copies_wait<STAGES - 1>();
+            __syncthreads();
             const unsigned char* rows = buffer(used);
-            int base = chunk * CHUNK + cut * a.tile;
+            int base = chunk * CHUNK + cut * TILE;
             int low = span.first > base ? (span.first - base) & ~3 : 0;
-            int high = span.last + 1 - base < a.tile ? span.last + 1 - base : a.tile;
+            int high = span.last + 1 - base < TILE ? span.last + 1 - base : TILE;
             if (d < a.padded) {
                 for (int j = low; j < high; j += 4) {
                     float p[GT][4];
 #pragma unroll
-                    for (int h = 0; h < GT; ++h) load4(p[h], scores + h * CHUNK + cut * a.tile + j);
+                    for (int h = 0; h < GT; ++h) load4(p[h], scores + h * CHUNK + cut * TILE + j);
 #pragma unroll
                     for (int u = 0; u < 4; ++u) {
                         float x[DT];
@@ -236,11 +234,9 @@ DECODE(bf16, BF16, 1, 2)
 DECODE(bf16, BF16, 4, 2)
 DECODE(bf16, BF16, 8, 2)
 DECODE(bf16, BF16, 4, 4)
-DECODE(f16, F16, 1, 1)
 DECODE(f16, F16, 4, 1)
 DECODE(f16, F16, 4, 2)
 DECODE(f16, F16, 4, 4)
-DECODE(f32, F32, 1, 1)
 DECODE(f32, F32, 4, 1)
 DECODE(f32, F32, 4, 2)
 DECODE(f32, F32, 4, 4)
@@ -350,13 +346,13 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
     int begin = span.first / CHUNK, end = span.last < span.first ? begin : span.last / CHUNK + 1;
 
     int next_chunk = begin, next_cut = 0, sent = 0, used = 0;
+    const Rows k_rows = rows_of<KIND>(a, kv_head, false), v_rows = rows_of<KIND>(a, kv_head, true);
     auto buffer = [&](int number) { return ring + (stages == 2 ? number & 1 : 0) * TILE * a.pitch; };
     auto send_next = [&] {
         if (next_chunk < end) {
             bool values = next_cut >= CUTS;
             int first = (values ? next_cut - CUTS : next_cut) * TILE;
-            const Places& here = places[next_chunk & 1];
-            send_tile<KIND>(a, buffer(sent), values ? a.v : a.k, (values ? here.v : here.k) + first);
+            send_tile<KIND, TILE>(a, buffer(sent), values ? v_rows : k_rows, places[next_chunk & 1], first);
             if (++next_cut == 2 * CUTS) {
                 next_cut = 0;
                 ++next_chunk;
@@ -373,7 +369,7 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
     auto place = [&](int chunk) {
         if (thread >= CHUNK) return;
         Places& there = places[chunk & 1];
-        find_place(a, request.number, kv_head, span, chunk * CHUNK + thread, there.k[thread], there.v[thread]);
+        find_place(a, request.number, span, chunk * CHUNK + thread, there.page[thread], there.slot[thread]);
     };
 
     place(begin);
@@ -528,7 +524,7 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
 }
 
 #define PREFILL(NAME, KIND, WIDTH, RT, DV, KT)                                                                     \
-    extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, 2) attention_prefill_##NAME##_##WIDTH(           \
+    extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, RT > 1 ? 2 : 1) attention_prefill_##NAME##_##WIDTH(           \
         ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_single, i64 stages) {                            \
         prefill<KIND, RT, DV, KT>(ATTENTION_NAMES, tiles, group_rows, skip_single, stages);                        \
     }

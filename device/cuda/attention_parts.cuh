@@ -11,6 +11,15 @@
 #ifdef __CUDACC__
 VT_FN void copies_close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> VT_FN void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+// 16 bytes, or zeros without a look at `global`.
+VT_FN void copy_or_zero(void* shared, const void* global, bool there) {
+    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    int size = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(size) : "memory");
+}
+#else
+static const unsigned char no_bytes[16] = {};
+VT_FN void copy_or_zero(void* shared, const void* global, bool there) { copy_async(shared, there ? global : no_bytes); }
 #endif
 
 #define ATTENTION_PARAMETERS                                                                                     \
@@ -18,11 +27,11 @@ template <int LEFT> VT_FN void copies_wait() { asm volatile("cp.async.wait_group
         i64 v_slot, i64 v_head, i64 wide, const int *table, i64 pages, i64 page_size, const int *seq_lens,       \
         const int *starts, i64 requests, i64 tokens, i64 keys, i64 heads, i64 kv_heads, i64 width, float scale,  \
         float softcap, const float *sinks, const float *slopes, const unsigned char *causal_of, i64 causal,      \
-        i64 left, i64 right, i64 p_kind, i64 count_sink, void *out, float *lse, i64 tile, i64 pitch
+        i64 left, i64 right, i64 p_kind, i64 count_sink, void *out, float *lse, i64 pitch
 #define ATTENTION_NAMES                                                                                          \
     q, q_kind, k, v, k_page, k_slot, k_head, v_page, v_slot, v_head, wide, table, pages, page_size, seq_lens,    \
         starts, requests, tokens, keys, heads, kv_heads, width, scale, softcap, sinks, slopes, causal_of,        \
-        causal, left, right, p_kind, count_sink, out, lse, tile, pitch
+        causal, left, right, p_kind, count_sink, out, lse, pitch
 
 struct No { static constexpr bool value = false; };
 struct Yes { static constexpr bool value = true; };
@@ -45,7 +54,7 @@ struct Attention {
     void* out;
     float* lse;
     i64 k_page, k_slot, k_head, v_page, v_slot, v_head, pages;
-    int q_kind, page_size, requests, tokens, keys, heads, kv_heads, width, padded, left, right, p_kind, tile, pitch;
+    int q_kind, page_size, requests, tokens, keys, heads, kv_heads, width, padded, left, right, p_kind, pitch;
     float scale, softcap;
     bool wide, causal, count_sink;
 
@@ -55,7 +64,7 @@ struct Attention {
           v_slot(v_slot), v_head(v_head), pages(pages), q_kind((int)q_kind), page_size((int)page_size),
           requests((int)requests), tokens((int)tokens), keys((int)keys), heads((int)heads), kv_heads((int)kv_heads),
           width((int)width), padded(((int)width + 7) & ~7), left((int)left), right((int)right), p_kind((int)p_kind),
-          tile((int)tile), pitch((int)pitch), scale(scale), softcap(softcap), wide(wide != 0), causal(causal != 0),
+          pitch((int)pitch), scale(scale), softcap(softcap), wide(wide != 0), causal(causal != 0),
           count_sink(count_sink != 0) {}
 
     VT_MEMBER Request request(int r) const {
@@ -106,49 +115,59 @@ struct Attention {
     }
 };
 
-// Where the keys of a chunk lie, in elements from k and v; -1 for a key that nobody sees. One thread a key.
+// Where the keys of a chunk lie, by page and place in it; page -1 for a key that nobody sees. One thread a key.
 struct Places {
-    i64 k[CHUNK], v[CHUNK];
+    int page[CHUNK], slot[CHUNK];
 };
 
-VT_FN void find_place(const Attention& a, int request, int kv_head, Span span, int key, i64& k_at, i64& v_at) {
-    k_at = v_at = -1;
+VT_FN void find_place(const Attention& a, int request, Span span, int key, int& page, int& slot) {
+    page = -1;
+    slot = key;
     if (key < span.first || key > span.last) return;
-    i64 page = 0;
-    int slot = key;
-    if (a.table != nullptr) {
-        int at = (int)((unsigned)key / (unsigned)a.page_size);
-        page = a.table[request * a.pages + at];
-        slot = key - at * a.page_size;
-    }
-    k_at = page * a.k_page + slot * a.k_slot + kv_head * a.k_head;
-    v_at = page * a.v_page + slot * a.v_slot + kv_head * a.v_head;
+    page = 0;
+    if (a.table == nullptr) return;
+    int at = (int)((unsigned)key / (unsigned)a.page_size);
+    page = a.table[request * a.pages + at];
+    slot = key - at * a.page_size;
 }
 
-// Send for rows of K or V; rows that nobody sees become zeros, for 0 * NaN is not 0.
-template <int KIND> VT_FN void send_tile(const Attention& a, unsigned char* to, const void* base, const i64* at) {
+// K or V of one head.
+struct Rows {
+    const unsigned char* base;
+    i64 page, slot;  // strides in elements
+};
+
+template <int KIND> VT_FN Rows rows_of(const Attention& a, int kv_head, bool values) {
+    constexpr int ITEM = KIND == F32 ? 4 : 2;
+    if (values) return {(const unsigned char*)a.v + kv_head * a.v_head * ITEM, a.v_page, a.v_slot};
+    return {(const unsigned char*)a.k + kv_head * a.k_head * ITEM, a.k_page, a.k_slot};
+}
+
+// Send for TILE keys of a chunk from its key `first`; rows that nobody sees become zeros, for 0 * NaN is not 0.
+template <int KIND, int TILE>
+VT_FN void send_tile(const Attention& a, unsigned char* to, const Rows& from, const Places& at, int first) {
     constexpr int ITEM = KIND == F32 ? 4 : 2;
     if (a.wide) {
         int vectors = a.padded * ITEM / 16, shift = 0;
         while ((1 << shift) < vectors) ++shift;
 #pragma unroll 4
-        for (int i = threadIdx.x; i < a.tile << shift; i += blockDim.x) {
-            int row = i >> shift, vector = i & ((1 << shift) - 1);
+        for (int i = threadIdx.x; i < TILE << shift; i += blockDim.x) {
+            int row = i >> shift, vector = i & ((1 << shift) - 1), page = at.page[first + row];
             if (vector >= vectors) continue;
-            unsigned char* target = to + row * a.pitch + vector * 16;
-            if (at[row] >= 0) copy_async(target, (const unsigned char*)base + at[row] * ITEM + vector * 16);
-            else *(uint4*)target = uint4{0, 0, 0, 0};
+            i64 begin = page * from.page + at.slot[first + row] * from.slot;
+            copy_or_zero(to + row * a.pitch + vector * 16, from.base + begin * ITEM + vector * 16, page >= 0);
         }
         return;
     }
-    for (int i = threadIdx.x; i < a.tile * a.padded; i += blockDim.x) {
-        int row = i / a.padded, d = i - row * a.padded;
-        bool there = at[row] >= 0 && d < a.width;
+    for (int i = threadIdx.x; i < TILE * a.padded; i += blockDim.x) {
+        int row = i / a.padded, d = i - row * a.padded, page = at.page[first + row];
+        i64 begin = page * from.page + at.slot[first + row] * from.slot + d;
+        bool there = page >= 0 && d < a.width;
         if constexpr (KIND == F32)
-            ((unsigned*)(to + row * a.pitch))[d] = there ? ((const unsigned*)base)[at[row] + d] : 0u;
+            ((unsigned*)(to + row * a.pitch))[d] = there ? ((const unsigned*)from.base)[begin] : 0u;
         else
             ((unsigned short*)(to + row * a.pitch))[d] =
-                there ? ((const unsigned short*)base)[at[row] + d] : (unsigned short)0;
+                there ? ((const unsigned short*)from.base)[begin] : (unsigned short)0;
     }
 }
 
