@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from . import test_device_calls, test_device_calls_kv
+from . import test_device_calls, test_device_calls_kv, test_device_calls_quant
 from .compare import ParityError
 from .device_cases import cases, device_ops
 from .device_run import Emulated, check_case
+from .device_wrongs_quant import WRONGS as QUANT
 from .device_wrongs_rope import WRONGS as ROPE
 from .emulation import EmulatedRuntime, compiler
 
@@ -71,7 +72,10 @@ WRONGS = {
     },
     "kv_blocks": {
         "never in order": ("*in_order = found < pairs;", "*in_order = 0;"),
-        "order for targets alone": ("|| (same && written == source)", ""),
+        "order for targets alone": ("meets |= table[at] == (u64)source;", ";"),
+        "order for sources alone": ("meets = old == (u64)target;", ""),
+        "ranges of one size are blocks": (" || source % size || target % size", ""),
+        "ranges never overlap": ("if (touch) atomicMin(&found, (i64)i);", ""),
         "every second pair": ("pair += ordered ? 1 : workers", "pair += 2 * workers"),
         "the last unit stays": ("there[d] = lane < entries.lanes", "there[d] = lane < entries.lanes - 1"),
         "ranges without their ends": ("if (first < size - tail) dst[tail + first] = src[tail + first];", ""),
@@ -92,16 +96,18 @@ WRONGS = {
     },
     "matmul": {
         "half a turn further": ("k += TURN;", "k += TURN / 2;"),
-        "do not wait for the weights": ("        copies_arrive_but<STAGES - 1>();\n", ""),
+        "do not wait for the weights": ("""        copies_arrive_but<STAGES - 1>();
+        i64 k = (i64)turn""", "        i64 k = (i64)turn"),
         "round the product": ("sum[r][m] = vt_fma(x[j], y[r][j], sum[r][m])", "sum[r][m] += x[j] * y[r][j]"),
         "the upper rows unswapped": ("((BM / 2 + y0) ^ x_swap)", "(BM / 2 + y0)"),
         "chains in one place": ("(chain * tiles + number)", "number"),
         "chains backwards": ("(chains + l * size + at)", "(chains + (count - 1 - l) * size + at)"),
         "the first matrix for all": ("corner.batch * b_batch", "0 * b_batch"),
+        "columns of half a lane": ("first + thread % LANES * 8", "first + thread % LANES * 4"),
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **ROPE,
+    **QUANT, **ROPE,
 }  # fmt: skip
 
 
@@ -113,6 +119,8 @@ def survives(family: str, name: str) -> bool:
             if case.family == family:
                 check_case(device, case)
         test_device_calls.test_strided_and_misaligned_rows(device, shift=0, gap=8)
+        for op in test_device_calls_quant.CALLS if family in QUANT else ():
+            test_device_calls_quant.test_slices_of_wider_rows(device, op, shift=8)
         for seed in range(6 if family == "kv_blocks" else 0):
             test_device_calls_kv.test_lists_are_followed_in_their_order(device, seed)
     except ParityError:

@@ -1,0 +1,175 @@
+"""Around the quantising kernels: strided and misaligned operands, scales of both layouts, every value, graphs."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from vtlab import oracle
+from vtlab.ops.errors import ContractError
+
+from .compare import assert_bytes
+from .device_run import Cuda, Emulated, tupled
+from .emulation import compiler
+from .scalar import draw
+from .test_quant_fp8 import near_ties
+
+F32 = np.float32
+SCALE = F32([0.0321])
+
+
+@pytest.fixture(scope="module")
+def device(request):
+    if request.config.getoption("--device") == "cuda":
+        return Cuda()
+    if compiler() is None:
+        pytest.skip("emulation needs a C++ compiler")
+    return Emulated()
+
+
+def compare(device, op, arguments, host=None):
+    """The call against the mirror on `host`, or on the same arguments."""
+    got = tupled(device.call(op, {k: device.send(v) if host is None else v for k, v in arguments.items()}))
+    want = tupled(getattr(oracle, op).mirror(**(host or arguments)))
+    for a, b in zip(got, want, strict=True):
+        assert_bytes(np.ascontiguousarray(device.fetch(a)), np.ascontiguousarray(b), op)
+    return got
+
+
+CALLS = {
+    "quant_fp8_static": {"scale": SCALE},
+    "dynamic_scaled_fp8_quant": {},
+    "dynamic_per_token_scaled_fp8_quant": {},
+    "per_token_group_quant_fp8": {"group_size": 16},
+    "rms_norm_quant_fp8": {"scale": SCALE, "weight": draw((64,), "bfloat16", 1)},
+    "rms_norm_dynamic_per_token_quant": {"weight": draw((64,), "bfloat16", 1)},
+    "rms_norm_per_block_quant": {"weight": draw((64,), "bfloat16", 1), "group_size": 16},
+}
+
+
+@pytest.mark.parametrize("shift", [0, 1, 8])
+@pytest.mark.parametrize("op", CALLS)
+def test_slices_of_wider_rows(device, op, shift):
+    wide = draw((6, 80), "bfloat16", 2)
+    part = wide[:, shift : shift + 64]
+    sent = {name: device.send(value) for name, value in CALLS[op].items()}
+    compare(device, op, {"x": device.send(wide)[:, shift : shift + 64], **sent}, {"x": part.copy(), **CALLS[op]})
+    if op.startswith("rms_norm"):
+        more, host = {"residual": device.send(wide)[:, shift : shift + 64]}, {"residual": part.copy()}
+        compare(device, op, {"x": device.send(part.copy()), **sent, **more}, {"x": part.copy(), **CALLS[op], **host})
+
+
+@pytest.mark.parametrize("op", [*CALLS, "silu_and_mul_quant", "silu_and_mul_per_block_quant"])
+def test_codes_at_any_address(device, op):
+    """Results that eight-byte stores may not touch."""
+    silu = op.startswith("silu")
+    arguments = {"group_size": 16} if op == "silu_and_mul_per_block_quant" else CALLS.get(op, {"scale": SCALE})
+    arguments = {"x": draw((3, 128 if silu else 64), "bfloat16", 3), **arguments}
+    want = tupled(getattr(oracle, op).mirror(**arguments))
+    raw = device.raw(want[0].size + 1)
+    codes = raw[1:].view(want[0].dtype).reshape(want[0].shape)
+    out = (codes, *(device.send(np.empty_like(w)) for w in want[1:]))
+    sent = {name: device.send(value) for name, value in arguments.items()}
+    device.call(op, sent | {"out": out if len(out) > 1 else codes})
+    for got, expected in zip(out, want):
+        assert_bytes(device.fetch(got), expected, op)
+
+
+GROUPED = {
+    "per_token_group_quant_fp8": {"x": draw((7, 64), "bfloat16", 4)},
+    "rms_norm_per_block_quant": {"x": draw((7, 64), "bfloat16", 4), "weight": draw((64,), "bfloat16", 1)},
+    "silu_and_mul_per_block_quant": {"x": draw((7, 128), "bfloat16", 4)},
+}
+
+
+@pytest.mark.parametrize("group_size", [16, 24])
+@pytest.mark.parametrize("op", GROUPED)
+def test_scales_of_both_layouts(device, op, group_size):
+    """Column-major ones are asked for or given; a given array decides by its strides."""
+    arguments = GROUPED[op] | {"group_size": group_size}
+    codes, scale = getattr(oracle, op).mirror(**arguments)
+    fresh = compare(device, op, arguments | {"column_major": True})[1]
+    assert fresh.strides == (4, 28)
+    sent = {name: device.send(value) for name, value in arguments.items()}
+    for column_major in (False, True):
+        plain, turned = device.send(np.zeros_like(scale)), device.send(np.zeros(scale.shape[::-1], F32)).T
+        for given in (plain, turned):
+            out = (device.send(np.zeros_like(codes)), given)
+            device.call(op, sent | {"column_major": column_major, "out": out})
+            assert_bytes(device.fetch(out[0]), codes)
+            assert_bytes(np.ascontiguousarray(device.fetch(given)), scale)
+
+
+@pytest.mark.parametrize("op", GROUPED)
+def test_scales_of_another_form_are_refused(device, op):
+    arguments = {name: device.send(value) for name, value in (GROUPED[op] | {"group_size": 16}).items()}
+    codes = device.send(np.zeros((7, 64), np.uint8))
+    strided = device.send(np.zeros((14, 4), F32))[::2]
+    for scale in (device.send(np.zeros((4, 7), F32)), strided, device.send(np.zeros((7, 4)))):
+        with pytest.raises(ContractError, match=r"\(out\): got"):
+            device.call(op, arguments | {"out": (codes, scale)})
+    with pytest.raises(ContractError, match="1 arrays, want 2"):
+        device.call(op, arguments | {"out": codes})
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0321])
+def test_every_bfloat16_and_what_lies_between_two_codes(device, scale):
+    """The hardware's conversion, where there is one, against the definition."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).reshape(64, 1024)
+    ties = np.concatenate([near_ties(scale), -near_ties(scale)])
+    for x in (every, ties):
+        for rounding in ("vt", "vllm"):
+            compare(device, "quant_fp8_static", {"x": x, "scale": F32([scale]), "rounding": rounding})
+
+
+@pytest.mark.parametrize("largest", [448.0 * 0.0321, 448.0 * 1.9, 3.0, 7.0, 100.0])
+def test_divisions_decide_where_products_might_err(device, largest):
+    ties = near_ties(float(F32(largest) / F32(448)))
+    row = np.append(ties[ties < largest], F32(largest))
+    row = np.concatenate([row, np.zeros(-len(row) % 8, F32)])
+    compare(device, "dynamic_per_token_scaled_fp8_quant", {"x": row})
+    compare(
+        device, "per_token_group_quant_fp8", {"x": np.append(row, np.zeros(512 - len(row), F32)), "group_size": 256}
+    )
+    for rounding in ("vllm", "vllm_native"):
+        compare(device, "dynamic_per_token_scaled_fp8_quant", {"x": row, "rounding": rounding})
+
+
+def test_more_elements_than_all_threads_take_at_once(device):
+    compare(device, "dynamic_scaled_fp8_quant", {"x": draw((80_000, 7), "float32", 5)})
+
+
+def test_a_captured_graph_quantises_new_inputs(device):
+    if isinstance(device, Emulated):
+        pytest.skip("graphs need a GPU: --device cuda")
+    cupy = device.cupy
+    inputs = [draw((64, 512), "bfloat16", seed) for seed in range(3)]
+    weight = draw((512,), "bfloat16", 9)
+    x, w, scale = device.send(inputs[0]), device.send(weight), device.send(SCALE)
+    calls = {
+        "dynamic_scaled_fp8_quant": {"x": x}, "per_token_group_quant_fp8": {"x": x},
+        "rms_norm_dynamic_per_token_quant": {"x": x, "weight": w}, "silu_and_mul_quant": {"x": x, "scale": scale},
+        "rms_norm_gated_quant_fp8": {"x": x, "gate": x, "weight": w, "scale": scale},
+    }  # fmt: skip
+    outs = {op: device.call(op, dict(arguments)) for op, arguments in calls.items()}
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def step():
+        for op, arguments in calls.items():
+            device.call(op, arguments | {"out": outs[op]})
+
+    with stream:
+        step()
+        stream.synchronize()
+        stream.begin_capture()
+        step()
+        graph = stream.end_capture()
+        for host in inputs[1:]:
+            x[...] = device.send(host)
+            graph.launch(stream)
+            stream.synchronize()
+            for op, arguments in calls.items():
+                values = {name: device.fetch(value) for name, value in arguments.items()}
+                for got, want in zip(tupled(outs[op]), tupled(getattr(oracle, op).mirror(**values))):
+                    assert_bytes(device.fetch(got), want, op)
