@@ -12,11 +12,11 @@ from vtlab.ops.errors import ContractError
 
 from .kv_cache import check_slots
 from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
-from .rope_posts import GPTJ, heads_of, posts, refuse_bad_positions, takes_vectors, variant, wide_ids
+from .rope_posts import GPTJ, heads_of, posts, refuse_bad_positions, share, takes_vectors, variant, wide_ids
 from .runtime import current
 
 _GEMMA, _ROUNDED = 32, 64
-_FEW = 1 << 15  # threads
+_BLOCK, _SMALL_BLOCK = 128, 64
 _MOST_GROUPS = 1 << 32
 _LANES = 32
 _BF16 = KINDS["bfloat16"]
@@ -26,18 +26,20 @@ def _start_front(op: str, tokens: int, heads: int, width: int, wide: bool, bf16:
     """Launch ``qk_norm_rope_bf16`` or ``_v8``, or for wide heads and odd ones ``_any_v8`` or ``_any_v1``."""
     if not tokens * width:
         return
+    lanes, step = _LANES, heads
     if wide and width <= _LANES * VECTOR:
         lanes = 1 << (-(-width // VECTOR) - 1).bit_length()
-        few = tokens * heads * lanes <= 2 * _FEW
-        step = heads if few else -(-heads // 2)
+        depth, small = share(tokens * heads * lanes, 4 if bf16 else 2)
+        step = -(-heads // depth)
         kernel, args = "qk_norm_rope_bf16" if bf16 else "qk_norm_rope_v8", [*args, lanes, step]
     else:
-        lanes, step, few = _LANES, heads, tokens * heads * _LANES <= 2 * _FEW
+        _, small = share(tokens * heads * lanes, 1)
         kernel = f"qk_norm_rope_any_{'v8' if wide else 'v1'}"
-    if tokens * step >= _MOST_GROUPS:
-        raise ContractError(op, "", f"{tokens * step} heads", f"less than {_MOST_GROUPS}")
-    block = 64 if few else 256
-    start(op, "rope_fused", kernel, -(-tokens * step * lanes // block), (block, 1), args)
+    groups = tokens * step
+    if groups >= _MOST_GROUPS:
+        raise ContractError(op, "", f"{groups} heads", f"less than {_MOST_GROUPS}")
+    block = _SMALL_BLOCK if small else _BLOCK
+    start(op, "rope_fused", kernel, -(-groups * lanes // block), (block, 1), args)
 
 
 @providers.provider("attn_qk_norm_rope_gate", "cuda", PROVIDER)

@@ -55,8 +55,14 @@ def variant(wide: bool, dtype, flags: int, product: int) -> tuple[str, int]:
         if flags & (GPTJ | FUSED | AXES) == FUSED:
             return "bf16_fused", 4
         if flags & (GPTJ | AXES) == GPTJ:
-            return "bf16_pairs", 4
+            return "bf16_pairs", 3
     return ("v8", 2) if wide else ("v1", 4)
+
+
+def share(work: int, most: int) -> tuple[int, bool]:
+    """(heads that a thread takes, whether the blocks are to be small) for `work` units of one head."""
+    depth = min(most, 1 if work <= _FEW else 2 if work <= _SOME else most)
+    return depth, work // depth <= _FEW // 2
 
 
 def posts(tokens: int, heads: int, width: int, half: int, wide: bool, most: int) -> tuple[int, tuple[int, int], list]:
@@ -65,9 +71,8 @@ def posts(tokens: int, heads: int, width: int, half: int, wide: bool, most: int)
     units = half // group + ((width - 2 * half) // group + 1) // 2
     if not tokens * heads:
         return 0, (1, 1), [1, 1, 1]
-    work = tokens * heads * units
-    depth = min(most, 1 if work <= _FEW else 2 if work <= _SOME else most)
-    block = _SMALL_BLOCK if work // depth <= _FEW // 2 else _BLOCK
+    depth, small = share(tokens * heads * units, most)
+    block = _SMALL_BLOCK if small else _BLOCK
     across = min(units, block)
     chunks, lanes = -(-units // across), -(-heads // depth)
     splits = -(-lanes // max(1, block // across))

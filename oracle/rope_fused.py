@@ -190,6 +190,7 @@ _CACHE = Tensor("NB BS Hk D", like="k", layout="strided")
     parity=Parity("bytes"),
     mirror=ROTATION,
     nan=NAN,
+    ties="of several tokens with one slot the last is kept (on a device: undefined)",
     mutates=("key_cache", "value_cache"),
     upstream="vllm/v1/attention/backends/triton_attn.py: do_rope_and_kv_cache_update",
     requires=(

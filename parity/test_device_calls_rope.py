@@ -120,6 +120,16 @@ def test_several_heads_a_thread(device, monkeypatch, few, some, D, kind):
             })  # fmt: skip
             assert_all(device, got, want)
             assert_bytes(device.fetch(kept), left)
+        norms = [draw((D,), "float32", seed) for seed in (4, 5)]
+        qkv, how = draw((T, (Hq + 2 * Hk) * D), kind, 6), dict(zip(_COUNTS, (Hq, Hk, Hk, D)))
+        got = device.call("fused_qk_norm_rope", {
+            "qkv": device.send(qkv), "q_weight": device.send(norms[0]), "k_weight": device.send(norms[1]),
+            "cos_sin_cache": device.send(cache), "positions": send["positions"], **how,
+        })  # fmt: skip
+        assert_all(device, got, oracle.fused_qk_norm_rope.mirror(qkv, *norms, cache, where, **how))
+
+
+_COUNTS = "num_heads_q", "num_heads_k", "num_heads_v", "head_dim"
 
 
 @pytest.mark.parametrize("tokens, heads, width, half, wide", [

@@ -4,8 +4,8 @@
 // 1. *_v1: a pair of lanes a thread; any width, stride and address.
 // 2. *_v8: eight pairs a thread as two 16-byte loads, of two heads at a time; lanes outside of the rotation are copied
 //    in the same pass.
-// 3. *_bf16: four heads at a time, knowing that everything is bfloat16 with one cache row a token: the branches on
-//    dtypes are gone, and a cache row is read once for four heads.
+// 3. *_bf16*: four heads at a time (three of GPT-J's pairs, whose order takes registers), knowing that q and k are
+//    bfloat16 with one cache row a token: the branches on dtypes are gone, and a cache row is read once for four heads.
 // rope_angles_* make the cosines and sines of a token once a block, in float64, while q and k are on their way.
 #include "angles.cuh"
 #include "rope.cuh"
@@ -66,20 +66,21 @@ VT_FN void rope_cached(ROPE_PARAMETERS, const void* cache, i64 cache_kind, i64 r
     span.write(rope, at, u, c, s);
 }
 
-// KIND, FLAGS, PRODUCT: what is known of the arguments, as constants.
-#define CACHED(NAME, V, HEADS, KIND, FLAGS, PRODUCT)                                                              \
-    extern "C" __global__ void __launch_bounds__(256) rope_cached_##NAME(                                         \
+// KIND, FLAGS, PRODUCT: what is known of the arguments, as constants. BLOCKS: how many a multiprocessor must have room
+// for.
+#define CACHED(NAME, V, HEADS, BLOCKS, KIND, FLAGS, PRODUCT)                                                      \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) rope_cached_##NAME(                                 \
         ROPE_PARAMETERS, const void* cache, i64 cache_kind, i64 rows, i64 first_bound, i64 second_bound) {        \
         kind = KIND;                                                                                              \
         flags = FLAGS;                                                                                            \
         product = PRODUCT;                                                                                        \
         rope_cached<V, HEADS>(ROPE_NAMES, cache, cache_kind, rows, first_bound, second_bound);                    \
     }
-CACHED(bf16, 8, 4, BF16, flags & INVERSE, F32)
-CACHED(bf16_fused, 8, 4, BF16, (flags & INVERSE) | FUSED, F32)
-CACHED(bf16_pairs, 8, 4, BF16, (flags & (INVERSE | FUSED)) | GPTJ, F32)
-CACHED(v8, 8, 2, kind, flags, product)
-CACHED(v1, 1, 4, kind, flags, product)
+CACHED(bf16, 8, 4, 3, BF16, flags & INVERSE, F32)
+CACHED(bf16_fused, 8, 4, 3, BF16, (flags & INVERSE) | FUSED, F32)
+CACHED(bf16_pairs, 8, 3, 3, BF16, (flags & (INVERSE | FUSED)) | GPTJ, F32)
+CACHED(v8, 8, 2, 2, kind, flags, product)
+CACHED(v1, 1, 4, 4, kind, flags, product)
 
 // Cosine and sine of position * inv as float32; NaN for a negative position.
 VT_FN void angle_of(i64 position, double inv, float& c, float& s) {
