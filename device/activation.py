@@ -12,6 +12,8 @@ from .launch import KINDS, PROVIDER, kind, map_rows, results, vectors
 
 _DEPTH = 2
 """Groups a thread of the gated kernels, as in the .cu file."""
+_FEW_ELEMENTS = 1 << 16
+"""Under this an element a thread and access: it is the functions' own latency that takes the time."""
 _VARIANT = {"vt": 0, "vllm": 1, "vllm_native": 2}
 
 
@@ -22,6 +24,7 @@ def _flat(array) -> tuple[int, int]:
 
 def _gated(op, kernel, rows, width, wide, args):
     """Launch a gated kernel, or its form for the kind args[3] and the variant args[5]."""
+    wide = wide and rows * width >= _FEW_ELEMENTS
     if wide and args[3] == KINDS["float32"]:
         kernel += "_f32"
     elif wide and args[3] == KINDS["bfloat16"] and kernel == "silu":

@@ -11,8 +11,8 @@ from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start, vect
 _TEAM = 256
 """Threads of the declared order; each takes VECTOR neighbours at a time."""
 _ROW_BLOCK = 128
-_FEW_ROWS = 528
-"""Up to here (four rows a multiprocessor of an H200) the weights are sent for together with the row."""
+_FEW_ROWS = 264
+"""Up to here (two rows a multiprocessor of an H200) the weights are sent for together with the row."""
 _WIDE = ("rms_norm_bf16", "rms_norm_add_bf16", "layer_norm_bf16")
 """The kernels that have forms for more than one load a thread."""
 _GEMMA, _NATIVE = 1, 2

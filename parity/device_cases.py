@@ -37,7 +37,8 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (5,), "H": H, **_16, "residual": "bfloat16"} for H in _NORM_WIDTHS),
         *({"...": (1030,), "H": H, **_16} for H in (8, 136)),
         *({"...": (2,), "H": H, **_16} for H in (512, 2056, 8192)),
-        {"...": (1030,), "H": 520, **_16, "residual": "bfloat16"}, {"...": (1030,), "H": 520, **_16},
+        {"...": (300,), "H": 520, **_16, "residual": "bfloat16"}, {"...": (300,), "H": 520, **_16},
+        *({"...": (rows,), "H": 2056, **_16, **more} for rows in (3, 265) for more in ({}, {"residual": "bfloat16"})),
         {"...": (1030,), "H": 264, **_16, "residual": "bfloat16"},
         {"...": (1030,), "H": 16, **_16, "residual": "float32", "gemma": True},
         {"...": (1030,), "H": 24, **_F16, "residual": "float16", "rounding": "vllm_native"},
@@ -50,6 +51,7 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (1030,), "D": D, **_16, "weight": "float32"} for D in (8, 136)),
         {"...": (1030,), "D": 520, "x": "float32", "bias": "float16"},
         {"...": (2,), "D": 2056, "x": "float32", "bias": "float16"},
+        *({"...": (rows,), "D": 2056, **_16, "bias": "bfloat16"} for rows in (3, 265)),
         *({"...": (1030,), "D": D, **_16, "bias": "bfloat16"} for D in (24, 520)),
         *({"...": (5,), "D": D, **_16, "bias": "bfloat16"} for D in _NORM_WIDTHS),
         {"...": (40,), "D": 264, "x": "float16", "bias": "float32"}, {"...": (2,), "D": 33000},
@@ -62,7 +64,7 @@ EDGES: dict[str, list[dict]] = {
     ],
     "l2norm": [
         *({"...": (5,), "D": D, "x": "bfloat16", "out_dtype": "float32"} for D in _NORM_WIDTHS),
-        {"...": (70, 3), "D": 128, "x": "float16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+        {"...": (70, 3), "D": 128, "x": "float16"}, {"...": (5,), "D": 304, "x": "bfloat16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
     ],
     "silu_and_mul": [
         *({"...": (3,), "D": D, "x": kind, "rounding": rounding}

@@ -66,17 +66,23 @@ VT_FN void embedding(ROWS, const void* table, i64 kind, i64 entries, const void*
     }
 }
 
+template <int V>
+VT_FN void add(ROWS, const void* a, int kind, const void* b, i64 b_stride, int b_kind, void* out) {
+    each<V>(rows, width, chunks, a, width, kind, out, kind, [&](float(&v)[V], const Raw<V>& raw, const Place& at) {
+        float w[V];
+        Raw<V> other = fetch<V>(b, at.row * b_stride + at.column, b_kind);
+        widen(v, raw, kind);
+        widen(w, other, b_kind);
+        for (int j = 0; j < V; ++j) v[j] += w[j];
+    });
+}
+
 #define ELEMENTWISE(V)                                                                                            \
     extern "C" __global__ void __launch_bounds__(256) add_v##V(                                                   \
         ROWS, const void* a, i64 kind, const void* b, i64 b_stride, i64 b_kind, void* out) {                      \
-        each<V>(rows, width, chunks, a, width, kind, out, kind,                                                   \
-                [&](float(&v)[V], const Raw<V>& raw, const Place& at) {                                           \
-                    float w[V];                                                                                   \
-                    Raw<V> other = fetch<V>(b, at.row * b_stride + at.column, (int)b_kind);                       \
-                    widen(v, raw, (int)kind);                                                                     \
-                    widen(w, other, (int)b_kind);                                                                 \
-                    for (int j = 0; j < V; ++j) v[j] += w[j];                                                     \
-                });                                                                                               \
+        if (kind == BF16 && b_kind == BF16) /* no branch between a load and its use */                            \
+            return add<V>(rows, width, chunks, a, BF16, b, b_stride, BF16, out);                                  \
+        add<V>(rows, width, chunks, a, (int)kind, b, b_stride, (int)b_kind, out);                                 \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) mul_col_vec_v##V(                                           \
         ROWS, const void* x, i64 stride, const void* col, void* out) {                                            \

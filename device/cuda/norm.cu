@@ -87,16 +87,18 @@ struct RmsNorm {
 #define RMS_NORM                                                                                                  \
     RmsNorm{x, weight, residual, residual_out, out, x_stride, residual_stride, width, (int)kind, (int)weight_kind,\
             (int)residual_kind, (int)flags}
-#define RMS_BF16 ((int)kind == BF16 && (int)weight_kind == BF16 && !((int)flags & NATIVE))
+#define RMS_BF16                                                                                                  \
+    RmsNorm{x, weight, nullptr, nullptr, out, x_stride, 0, width, BF16, BF16, BF16, (int)flags & GEMMA}
+#define RMS_ADD_BF16                                                                                              \
+    RmsNorm{x, weight, residual, residual_out, out, x_stride, residual_stride, width, BF16, BF16, BF16,           \
+            (int)flags & GEMMA}
 
 LONG_NORM_KERNELS(rms_norm, RMS_PARAMETERS, RMS_NORM)
-NARROW_NORM_KERNELS(rms_norm, RMS_PARAMETERS, RMS_NORM, true)
-#define RMS_ALONE (RMS_BF16 && residual == nullptr)
-#define RMS_ADD (RMS_BF16 && residual != nullptr && (int)residual_kind == BF16)
-NARROW_NORM_KERNELS(rms_norm_bf16, RMS_PARAMETERS, RMS_NORM, RMS_ALONE)
-WIDE_NORM_KERNELS(rms_norm_bf16, RMS_PARAMETERS, RMS_NORM, RMS_ALONE)
-NARROW_NORM_KERNELS(rms_norm_add_bf16, RMS_PARAMETERS, RMS_NORM, RMS_ADD)
-WIDE_NORM_KERNELS(rms_norm_add_bf16, RMS_PARAMETERS, RMS_NORM, RMS_ADD)
+NARROW_NORM_KERNELS(rms_norm, RMS_PARAMETERS, RMS_NORM)
+NARROW_NORM_KERNELS(rms_norm_bf16, RMS_PARAMETERS, RMS_BF16)
+WIDE_NORM_KERNELS(rms_norm_bf16, RMS_PARAMETERS, RMS_BF16)
+NARROW_NORM_KERNELS(rms_norm_add_bf16, RMS_PARAMETERS, RMS_ADD_BF16)
+WIDE_NORM_KERNELS(rms_norm_add_bf16, RMS_PARAMETERS, RMS_ADD_BF16)
 
 // RMSNorm times a gate: ((x * inv) * w) * act(gate); without weight and gate, and with the sum for the mean, L2 norm.
 struct Gated {
@@ -146,15 +148,13 @@ struct Gated {
 #define GATED_NORM                                                                                                \
     Gated{x, weight, gate, out, x_stride, gate_stride, width, (int)kind, (int)weight_kind, (int)gate_kind,        \
           (int)out_kind, sigmoid != 0}
-#define GATED_BF16                                                                                                \
-    ((int)kind == BF16 && (int)weight_kind == BF16 && (int)gate_kind == BF16 && (int)out_kind == BF16 &&          \
-     gate != nullptr && sigmoid == 0)
+#define GATED_BF16 Gated{x, weight, gate, out, x_stride, gate_stride, width, BF16, BF16, BF16, BF16, false}
+#define L2_BF16 Gated{x, nullptr, nullptr, out, x_stride, 0, width, BF16, BF16, BF16, BF16, false}
 
 LONG_NORM_KERNELS(gated_norm, GATED_PARAMETERS, GATED_NORM)
-NARROW_NORM_KERNELS(gated_norm, GATED_PARAMETERS, GATED_NORM, true)
-#define L2_BF16 ((int)kind == BF16 && (int)out_kind == BF16 && gate == nullptr)
-NARROW_NORM_KERNELS(gated_norm_bf16, GATED_PARAMETERS, GATED_NORM, GATED_BF16)
-NARROW_NORM_KERNELS(l2norm_bf16, GATED_PARAMETERS, GATED_NORM, L2_BF16)
+NARROW_NORM_KERNELS(gated_norm, GATED_PARAMETERS, GATED_NORM)
+NARROW_NORM_KERNELS(gated_norm_bf16, GATED_PARAMETERS, GATED_BF16)
+NARROW_NORM_KERNELS(l2norm_bf16, GATED_PARAMETERS, L2_BF16)
 
 struct LayerNorm {
     static constexpr bool CENTRED = true;
@@ -204,10 +204,9 @@ struct LayerNorm {
         const void *bias, i64 bias_kind, void *out, float eps
 #define LAYER_NORM                                                                                                \
     LayerNorm{x, weight, bias, out, x_stride, width, (int)kind, (int)weight_kind, (int)bias_kind}
-#define LAYER_BF16                                                                                                \
-    ((int)kind == BF16 && (int)weight_kind == BF16 && (int)bias_kind == BF16 && weight != nullptr && bias != nullptr)
+#define LAYER_BF16 LayerNorm{x, weight, bias, out, x_stride, width, BF16, BF16, BF16}
 
 LONG_NORM_KERNELS(layer_norm, LAYER_PARAMETERS, LAYER_NORM)
-NARROW_NORM_KERNELS(layer_norm, LAYER_PARAMETERS, LAYER_NORM, true)
-NARROW_NORM_KERNELS(layer_norm_bf16, LAYER_PARAMETERS, LAYER_NORM, LAYER_BF16)
-WIDE_NORM_KERNELS(layer_norm_bf16, LAYER_PARAMETERS, LAYER_NORM, LAYER_BF16)
+NARROW_NORM_KERNELS(layer_norm, LAYER_PARAMETERS, LAYER_NORM)
+NARROW_NORM_KERNELS(layer_norm_bf16, LAYER_PARAMETERS, LAYER_BF16)
+WIDE_NORM_KERNELS(layer_norm_bf16, LAYER_PARAMETERS, LAYER_BF16)

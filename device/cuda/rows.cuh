@@ -10,12 +10,12 @@ struct Place {
 
 // The thread's `number`-th group of `depth`; neighbouring threads have neighbouring groups.
 template <int V> VT_FN Place place(i64 rows, i64 width, i64 chunks, int depth = 1, int number = 0) {
-    i64 down = (i64)blockIdx.x, chunk = 0;
-    if (chunks > 1) {
-        chunk = down % chunks;
-        down /= chunks;
+    unsigned down = blockIdx.x, chunk = 0, across = (unsigned)chunks;  // of 32 bits: a division of 64 takes 100 ns
+    if (across > 1) {
+        chunk = down % across;
+        down /= across;
     }
-    i64 row = down * blockDim.y + threadIdx.y;
-    i64 column = ((chunk * depth + number) * blockDim.x + threadIdx.x) * V;
+    i64 row = (i64)down * blockDim.y + threadIdx.y;
+    i64 column = (((i64)chunk * depth + number) * blockDim.x + threadIdx.x) * V;
     return {row, column, row < rows && column < width};
 }

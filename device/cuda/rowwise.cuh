@@ -112,25 +112,21 @@ template <int V, class N> VT_FN void norm_long(i64 width, float eps, const N& no
     });
 }
 
-// NAME's kernels for narrow rows; ASSUME tells the compiler what is known of dtypes and flags.
-#define NARROW_NORM_KERNELS(NAME, PARAMETERS, NORM, ASSUME)                                                       \
+// NAME's kernels for narrow rows. NORM is best built of literals where dtypes and flags are known.
+#define NARROW_NORM_KERNELS(NAME, PARAMETERS, NORM)                                                       \
     extern "C" __global__ void __launch_bounds__(128) NAME##_rows(PARAMETERS, i64 lanes) {                        \
-        VT_ASSUME(ASSUME);                                                                                        \
         norm_rows(rows, width, eps, lanes, NORM);                                                                 \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) NAME##_block1(PARAMETERS) {                                 \
-        VT_ASSUME(ASSUME);                                                                                        \
         norm_block<1, true>(width, eps, NORM);                                                                    \
     }
 
 // For wide rows of 2-byte elements: four float32 loads a thread would not fit into registers.
-#define WIDE_NORM_KERNELS(NAME, PARAMETERS, NORM, ASSUME)                                                         \
+#define WIDE_NORM_KERNELS(NAME, PARAMETERS, NORM)                                                         \
     extern "C" __global__ void __launch_bounds__(256, 3) NAME##_block4(PARAMETERS) {                              \
-        VT_ASSUME(ASSUME);                                                                                        \
         norm_block<4, false>(width, eps, NORM);                                                                   \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) NAME##_few4(PARAMETERS) {                                   \
-        VT_ASSUME(ASSUME);                                                                                        \
         norm_block<4, true>(width, eps, NORM);                                                                    \
     }
 
