@@ -137,6 +137,11 @@ template <class... P> void call(void (*kernel)(P...), void** args) {
 
 static inline void __syncthreads() { emulation::wait_for(emulation::whole); }
 template <class T> T __shfl_xor_sync(unsigned, T x, int distance) { return emulation::exchange(x, distance); }
+static inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long old, unsigned long long value) {
+    unsigned long long found = *at;
+    if (found == old) *at = value;
+    return found;
+}
 static inline long long atomicMin(long long* at, long long value) {
     long long old = *at;
     *at = value < old ? value : old;

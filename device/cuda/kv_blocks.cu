@@ -50,23 +50,39 @@ VT_FN void move_blocks(i64 pairs, i64 chunks, i64 workers, const i64* ids, const
     }
 FOR_UNITS(MOVE_BLOCKS)
 
+#define PLACES (2 * MOST_COPIES)
+#define FREE (~0ull)
+
+VT_FN int hashed(i64 value) { return (int)((u64)value * 0x9e3779b97f4a7c15ull >> 53); }
+
+// Lowers *found to this thread's number where its target is another thread's or, with `same`, its source is another's
+// target. The targets go into a hash table of PLACES in shared memory; all threads of the block call this.
+VT_FN void find_meetings(bool there, i64 source, i64 target, bool same, u64* table, i64* found) {
+    for (int i = threadIdx.x; i < PLACES; i += blockDim.x) table[i] = FREE;
+    __syncthreads();
+    bool meets = false;
+    if (there) {
+        u64 old;
+        for (int at = hashed(target); (old = atomicCAS(table + at, FREE, (u64)target)) != FREE; at = (at + 1) % PLACES) {
+            meets = old == (u64)target;
+            if (meets) break;
+        }
+    }
+    __syncthreads();
+    if (there && same && source != target)
+        for (int at = hashed(source); table[at] != FREE; at = (at + 1) % PLACES) meets |= table[at] == (u64)source;
+    if (meets) atomicMin(found, (i64)threadIdx.x);
+}
+
 // *in_order = whether some block is written twice or, where source and target are the same memory, written and read.
 extern "C" __global__ void __launch_bounds__(MOST_COPIES) pairs_need_order(i64 pairs, const i64* ids, i64 same,
                                                                            i64* in_order) {
-    __shared__ i64 targets[MOST_COPIES], found;
+    __shared__ u64 table[PLACES];
+    __shared__ i64 found;
     int pair = threadIdx.x;
     if (pair == 0) found = pairs;
-    if (pair < pairs) targets[pair] = ids[2 * pair + 1];
-    __syncthreads();
-    if (pair < pairs) {
-        i64 source = ids[2 * pair], target = targets[pair];
-        bool meet = false;
-        for (int other = 0; other < pairs; ++other) {
-            i64 written = targets[other];
-            meet |= other != pair && (written == target || (same && written == source));
-        }
-        if (meet) atomicMin(&found, (i64)pair);
-    }
+    i64 source = pair < pairs ? ids[2 * pair] : -1, target = pair < pairs ? ids[2 * pair + 1] : -1;
+    find_meetings(source >= 0 && target >= 0, source, target, same, table, &found);
     __syncthreads();
     if (pair == 0) *in_order = found < pairs;
 }
@@ -165,21 +181,35 @@ extern "C" __global__ void __launch_bounds__(256) move_ranges(RANGES, i64 worker
 VT_FN bool meet(i64 a, i64 b, i64 size_a, i64 size_b) { return size_a && size_b && a < b + size_b && b < a + size_a; }
 
 // *in_order = whether a byte is written twice or, where source and target are the same memory, written and read.
+// Ranges of one size at multiples of it are blocks; others are compared each with each.
 extern "C" __global__ void __launch_bounds__(MOST_COPIES) ranges_need_order(RANGES, i64 same, i64* in_order) {
-    __shared__ i64 targets[MOST_COPIES], lengths[MOST_COPIES], found;
+    __shared__ u64 table[PLACES];
+    __shared__ i64 found, odd;
     const Ranges ranges = THE_RANGES;
     int i = threadIdx.x;
-    if (i == 0) found = count;
-    if (i < count) {
-        targets[i] = to[i];
-        lengths[i] = ranges.fault(i) == Ranges::FINE ? sizes[i] : 0;
+    i64 source = 0, target = 0, size = 0;
+    if (i == 0) found = odd = count;
+    if (i < count && ranges.fault(i) == Ranges::FINE) {
+        source = from[i];
+        target = to[i];
+        size = sizes[i];
     }
     __syncthreads();
-    if (i < count && lengths[i]) {
+    if (size && (size != sizes[0] || source % size || target % size)) atomicMin(&odd, (i64)i);
+    __syncthreads();
+    if (odd == count) {
+        find_meetings(size > 0, source, target, same, table, &found);
+    } else {
+        i64 *targets = (i64*)table, *lengths = (i64*)table + MOST_COPIES;
+        if (i < count) {
+            targets[i] = target;
+            lengths[i] = size;
+        }
+        __syncthreads();
         bool touch = false;
-        for (int j = 0; j < count; ++j) {
-            touch |= j != i && meet(targets[i], targets[j], lengths[i], lengths[j]);
-            touch |= same && (j != i || from[i] != to[i]) && meet(from[i], targets[j], lengths[i], lengths[j]);
+        for (int j = 0; size && j < count; ++j) {
+            touch |= j != i && meet(target, targets[j], size, lengths[j]);
+            touch |= same && (j != i || source != target) && meet(source, targets[j], size, lengths[j]);
         }
         if (touch) atomicMin(&found, (i64)i);
     }
