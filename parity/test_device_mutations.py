@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import sys
 
 import pytest
 
-from . import test_device_calls, test_device_calls_kv, test_device_calls_quant
+from . import test_device_calls, test_device_calls_attention, test_device_calls_kv, test_device_calls_quant
 from .compare import ParityError
 from .device_cases import cases, device_ops
 from .device_run import Emulated, check_case
+from .device_wrongs_attention import WRONGS as ATTENTION
 from .device_wrongs_quant import WRONGS as QUANT
 from .device_wrongs_rope import WRONGS as ROPE
 from .emulation import EmulatedRuntime, compiler
@@ -107,7 +109,7 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **QUANT, **ROPE,
+    **ATTENTION, **QUANT, **ROPE,
 }  # fmt: skip
 
 
@@ -121,6 +123,8 @@ def survives(family: str, name: str) -> bool:
         test_device_calls.test_strided_and_misaligned_rows(device, shift=0, gap=8)
         for op in test_device_calls_quant.CALLS if family in QUANT else ():
             test_device_calls_quant.test_slices_of_wider_rows(device, op, shift=8)
+        if family == "attention":
+            test_device_calls_attention.test_what_is_not_finite_reaches_those_who_see_it(device, rows=40, bad=math.nan)
         for seed in range(6 if family == "kv_blocks" else 0):
             test_device_calls_kv.test_lists_are_followed_in_their_order(device, seed)
     except ParityError:

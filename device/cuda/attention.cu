@@ -64,13 +64,12 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
 
     int thread = threadIdx.x, warp = thread >> 5;
     int next_chunk = begin, next_cut = 0, sent = 0, used = 0;
-    const Rows k_rows = rows_of<KIND>(a, kv_head, false), v_rows = rows_of<KIND>(a, kv_head, true);
     auto buffer = [&](int number) { return ring + (number & (STAGES - 1)) * TILE * a.pitch; };
     auto send_next = [&] {
         if (next_chunk < end) {
             bool values = next_cut >= CUTS;
             int first = (values ? next_cut - CUTS : next_cut) * TILE;
-            send_tile<KIND, TILE>(a, buffer(sent), values ? v_rows : k_rows, places[next_chunk & 1], first);
+            send_tile<KIND, TILE>(a, buffer(sent), rows_of<KIND>(a, kv_head, values), places[next_chunk & 1], first);
             if (++next_cut == 2 * CUTS) {
                 next_cut = 0;
                 ++next_chunk;
@@ -346,13 +345,12 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
     int begin = span.first / CHUNK, end = span.last < span.first ? begin : span.last / CHUNK + 1;
 
     int next_chunk = begin, next_cut = 0, sent = 0, used = 0;
-    const Rows k_rows = rows_of<KIND>(a, kv_head, false), v_rows = rows_of<KIND>(a, kv_head, true);
     auto buffer = [&](int number) { return ring + (stages == 2 ? number & 1 : 0) * TILE * a.pitch; };
     auto send_next = [&] {
         if (next_chunk < end) {
             bool values = next_cut >= CUTS;
             int first = (values ? next_cut - CUTS : next_cut) * TILE;
-            send_tile<KIND, TILE>(a, buffer(sent), values ? v_rows : k_rows, places[next_chunk & 1], first);
+            send_tile<KIND, TILE>(a, buffer(sent), rows_of<KIND>(a, kv_head, values), places[next_chunk & 1], first);
             if (++next_cut == 2 * CUTS) {
                 next_cut = 0;
                 ++next_chunk;

@@ -139,8 +139,9 @@ struct Rows {
 
 template <int KIND> VT_FN Rows rows_of(const Attention& a, int kv_head, bool values) {
     constexpr int ITEM = KIND == F32 ? 4 : 2;
-    if (values) return {(const unsigned char*)a.v + kv_head * a.v_head * ITEM, a.v_page, a.v_slot};
-    return {(const unsigned char*)a.k + kv_head * a.k_head * ITEM, a.k_page, a.k_slot};
+    const unsigned char* base = (const unsigned char*)(values ? a.v : a.k);
+    return {base + kv_head * (values ? a.v_head : a.k_head) * ITEM, values ? a.v_page : a.k_page,
+            values ? a.v_slot : a.k_slot};
 }
 
 // Send for TILE keys of a chunk from its key `first`; rows that nobody sees become zeros, for 0 * NaN is not 0.
