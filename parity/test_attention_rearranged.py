@@ -116,6 +116,17 @@ def test_nan_reaches_only_those_who_see_it(case):
                     assert np.isnan(out[3:5, :, 2]).all() if np.isnan(bad) else (out[3:5, :, 2] == np.inf).all()
 
 
+@checks("attention", "paged_attention", cases=[case(form="truth"), case(form="mirror")])
+def test_of_two_infinite_values_a_row_gets_the_one_it_sees(case):
+    """Infinity at key 3 and minus infinity at key 5: a window of two keeps them apart."""
+    q, k, v = request(6, 6, 2, 1, 4)
+    v[3, 0, 2], v[5, 0, 2] = np.inf, -np.inf
+    for name, arguments in (("attention", {"q": q, "k": k, "v": v}), ("paged_attention", paged([(q, k, v)], 4))):
+        function = getattr(oracle, name) if case.form == "truth" else getattr(oracle, name).mirror
+        out = function(**arguments, scale=0.5, window=(1, 0))
+        assert (out[3:5, :, 2] == np.inf).all() and (out[5, :, 2] == -np.inf).all()
+
+
 @checks("attention", "paged_attention")
 def test_rows_without_keys():
     """Zeros and -inf: window gaps where S < L, requests of no token, rows past the last request; sinks or not."""
