@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from vtlab.ops import providers
 from .launch import KINDS, PROVIDER, kind, results, start, vectors
 from .scratch import scratch
 
+_ALL_BF16 = (KINDS["bfloat16"],) * 3
 _CHAINS, _PIECE = 32, 16
 """Sums that an element is made of, and neighbouring k of one of them, as in the .cu file."""
 _FEW = 8
@@ -22,14 +23,11 @@ _BLOCKS = 640
 _DEEP = 128
 """k that a block should have at least, if its tile is shared."""
 _SCRATCH = 1 << 28  # bytes that the chains' sums may take
-_WARPS = 2
 
 
-@dataclass(frozen=True)
-class _Operand:
-    """Matrices [batch, lines, elements]; strides in elements."""
+class _Operand(NamedTuple):
+    """How matrices [batch, lines, elements] lie: strides in elements, and whether eight elements move at a time."""
 
-    array: object
     stride: int
     batch_stride: int
     wide: bool
@@ -37,12 +35,10 @@ class _Operand:
     @classmethod
     def of(cls, array) -> _Operand:
         *lead, lines, elements = array.shape
-        item, stride, batch = array.dtype.itemsize, elements, 0
-        if lines > 1:
-            stride = array.strides[-2] // item
-        if lead and lead[0] > 1:
-            batch = array.strides[0] // item
-        return cls(array, stride, batch, vectors(elements, (array, stride), (array, batch)))
+        item = array.dtype.itemsize
+        stride = array.strides[-2] // item if lines > 1 else elements
+        batch = array.strides[0] // item if lead and lead[0] > 1 else 0
+        return cls(stride, batch, vectors(elements, (array, stride), (array, batch)))
 
 
 def _product(op: str, a, b, down: bool, out_dtype, out):
@@ -55,17 +51,22 @@ def _product(op: str, a, b, down: bool, out_dtype, out):
         return target
     left, right = _Operand.of(a), _Operand.of(b)
     wide = left.wide and right.wide and depth % _PIECE == 0 and depth > 0
-    known = kind(a) == kind(b) == kind(target) == KINDS["bfloat16"]
+    kinds = kind(a), kind(b), kind(target)
+    known = kinds == _ALL_BF16
     form = ("_bf16" if known else "") if wide else "_any"
     args = [
-        rows, columns, depth, a, left.stride, left.batch_stride, kind(a), b, right.stride, right.batch_stride, kind(b),
-        int(down), target, kind(target),
+        rows, columns, depth, a, left.stride, left.batch_stride, kinds[0], b, right.stride, right.batch_stride,
+        kinds[1], int(down), target, kinds[2],
     ]  # fmt: skip
-    if wide and rows <= _FEW and not down and not lead:
-        held = next(size for size in (1, 2, 4, 8) if size >= rows)
-        taken = 4 if known and columns >= _MANY_COLUMNS else 1
-        name = f"few_{held}{'_by_4' * (taken == 4)}{form}"
-        start(op, "matmul", name, -(-columns // (_WARPS * taken)), (32 * _WARPS, 1), [*args, 0, None, 1])
+    if wide and rows <= _FEW and (down or not lead):
+        held = 1 << (rows - 1).bit_length()
+        if down:
+            name, grid, threads = f"few_{held}_down{form}", batches * -(-columns // 32), 128
+        elif known and columns >= _MANY_COLUMNS:
+            name, grid, threads = f"few_{held}_by_4{form}", -(-columns // 8), 64
+        else:
+            name, grid, threads = f"few_{held}{form}", -(-columns // 2), 64
+        start(op, "matmul", name, grid, (threads, 1), [*args, 0, None, 1])
         return target
     high, across, each = _tile(rows, wide)
     tiles, threads = batches * -(-rows // high) * -(-columns // across), high // each * (across // 8)
@@ -75,7 +76,7 @@ def _product(op: str, a, b, down: bool, out_dtype, out):
     sums = scratch.take("matmul", chains * size * 4) if parts > 1 else None
     start(op, "matmul", f"tile_{high}x{across}{form}", tiles * parts, (threads, 1), [*args, tiles, sums, parts])
     if sums is not None:
-        whole = [tiles, chains, sums, rows, columns, target, kind(target), high, across, each]
+        whole = [tiles, chains, sums, rows, columns, target, kinds[2], high, across, each]
         start(op, "matmul", "join", -(-size // 1024), (256, 1), whole)
     return target
 

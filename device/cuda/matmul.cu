@@ -11,8 +11,9 @@
 //    sixteen k in registers meanwhile. Any dtype, width, stride and address: elements move one by one.
 // 2. tile_*: the same with 16-byte loads, for 128 x 64, 64 x 64 and 16 x 128 elements a block. Where the tiles are too
 //    few for the GPU the chains are dealt out to several blocks, each chain's sum goes to memory, and `join` adds up.
-// 3. few_*: up to 8 rows against rows of weights, which are read once from memory into registers: a warp a weight row,
-//    or four, so that what is known of `a` serves four times and 16 loads a lane are under way.
+// 3. few_*: up to 8 rows, for which the weights are read once, several kilobytes a warp under way into shared memory (in
+//    registers they were not: the compiler loads late to save registers). A warp takes a row of weights, or four, so
+//    that what it reads of `a` serves four times; few_*_down a block of 32 columns of [K, N].
 // 4. *_bf16: knowing that everything is bfloat16, for the reasons given in norm.cu.
 #include "storage.cuh"
 
@@ -148,7 +149,8 @@ VT_FN void store_four(void* out, const float* x, i64 row, i64 column, const Corn
 template <int BM, int BN, int TM, bool WIDE> VT_FN void tile(PRODUCT_PARAMETERS) {
     constexpr int THREADS = BM / TM * (BN / 8);
     constexpr Tiling tiling = {BM, BN, TM};
-    __shared__ uint4 memory[2][PIECE * (BM + BN) / 4];
+    constexpr bool PARKED = BM * BN <= 4096;  // totals wait in shared memory, where there is room: 64 registers less
+    __shared__ uint4 memory[2][PIECE * (BM + BN) / 4], parked[PARKED ? BM * BN / 4 : 1];
     i64 number = (i64)blockIdx.x / parts, part = (i64)blockIdx.x % parts;
     const Corner corner(number, rows, columns, BM, BN);
     int x0 = tiling.column(threadIdx.x, 0), y0 = tiling.row(threadIdx.x, 0);
@@ -159,6 +161,8 @@ template <int BM, int BN, int TM, bool WIDE> VT_FN void tile(PRODUCT_PARAMETERS)
 
     i64 chain = part * (CHAINS / parts), last = chain + CHAINS / parts, k = chain * PIECE;
     float total[TM][8] = {};
+    if constexpr (PARKED)
+        for (int i = 0; i < 2 * TM; ++i) parked[i * THREADS + threadIdx.x] = {0, 0, 0, 0};
     bool more = k < depth;
     int buffer = 0;
     if (more) {
@@ -201,26 +205,32 @@ template <int BM, int BN, int TM, bool WIDE> VT_FN void tile(PRODUCT_PARAMETERS)
                 __syncthreads();
             }
         }
-        if (chains == nullptr) {
+        uint4* to = chains != nullptr ? chains + (chain * tiles + number) * (BM * BN / 4) : parked;
+        if (PARKED || chains != nullptr) {
+#pragma unroll
+            for (int i = 0; i < 2 * TM; ++i) {
+                float x[4] = {};
+                if (chains == nullptr) four(x, (const float*)&parked[i * THREADS + threadIdx.x]);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) x[j] += sum[i >> 1][(i & 1) * 4 + j];
+                to[i * THREADS + threadIdx.x] = {(unsigned)vt_bits(x[0]), (unsigned)vt_bits(x[1]), (unsigned)vt_bits(x[2]),
+                                                 (unsigned)vt_bits(x[3])};
+            }
+        } else {
 #pragma unroll
             for (int m = 0; m < TM; ++m)
 #pragma unroll
                 for (int n = 0; n < 8; ++n) total[m][n] += sum[m][n];
-        } else {
-            uint4* to = chains + (chain * tiles + number) * (BM * BN / 4) + threadIdx.x;
-#pragma unroll
-            for (int i = 0; i < 2 * TM; ++i) {
-                const float* x = &sum[i >> 1][(i & 1) * 4];
-                to[i * THREADS] = {(unsigned)vt_bits(x[0]), (unsigned)vt_bits(x[1]), (unsigned)vt_bits(x[2]),
-                                   (unsigned)vt_bits(x[3])};
-            }
         }
     }
     if (chains != nullptr) return;
 #pragma unroll
-    for (int i = 0; i < 2 * TM; ++i)
-        store_four(out, &total[i >> 1][(i & 1) * 4], tiling.row(threadIdx.x, i), tiling.column(threadIdx.x, i), corner,
-                   rows, columns, (int)out_kind);
+    for (int i = 0; i < 2 * TM; ++i) {
+        float* x = &total[i >> 1][(i & 1) * 4];
+        if constexpr (PARKED) four(x, (const float*)&parked[i * THREADS + threadIdx.x]);
+        store_four(out, x, tiling.row(threadIdx.x, i), tiling.column(threadIdx.x, i), corner, rows, columns,
+                   (int)out_kind);
+    }
 }
 
 #define TILE(NAME, THREADS, BLOCKS, BM, BN, TM, WIDE, KNOWN)                                                     \
@@ -229,12 +239,19 @@ template <int BM, int BN, int TM, bool WIDE> VT_FN void tile(PRODUCT_PARAMETERS)
         tile<BM, BN, TM, WIDE>(PRODUCT_NAMES);                                                                   \
     }
 
+// Blocks that a multiprocessor should hold: six need 168 registers a thread, which sm_120 and 121 do not manage.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define SIX 4
+#else
+#define SIX 6
+#endif
+
 TILE(tile_64x64_any, 64, 4, 64, 64, 8, false, true)
-TILE(tile_16x128, 64, 4, 16, 128, 4, true, true)
+TILE(tile_16x128, 64, SIX, 16, 128, 4, true, true)
 TILE(tile_64x64, 64, 4, 64, 64, 8, true, true)
 TILE(tile_128x64, 128, 2, 128, 64, 8, true, true)
-TILE(tile_16x128_bf16, 64, 6, 16, 128, 4, true, PRODUCT_BF16)
-TILE(tile_64x64_bf16, 64, 4, 64, 64, 8, true, PRODUCT_BF16)
+TILE(tile_16x128_bf16, 64, 8, 16, 128, 4, true, PRODUCT_BF16)
+TILE(tile_64x64_bf16, 64, SIX, 64, 64, 8, true, PRODUCT_BF16)
 TILE(tile_128x64_bf16, 128, 2, 128, 64, 8, true, PRODUCT_BF16)
 
 // What the blocks of a tile left in memory, `count` chains, added up in their order: four neighbours a thread.
@@ -357,3 +374,92 @@ FEW(few_1_by_4_bf16, 1, 4, 3, 2, PRODUCT_BF16)
 FEW(few_2_by_4_bf16, 2, 4, 3, 2, PRODUCT_BF16)
 FEW(few_4_by_4_bf16, 4, 4, 3, 2, PRODUCT_BF16)
 FEW(few_8_by_4_bf16, 8, 4, 3, 2, PRODUCT_BF16)
+
+// The same against [K, N]: four lanes a chain, eight columns a lane, so that all 32 chains of 32 columns are one block's.
+// Four k of a chain are one of the STAGES that are on their way.
+template <int M, int STAGES, int WORDS> VT_FN void few_down(PRODUCT_PARAMETERS) {
+    constexpr int DEEP = 4, LANES = 4, THREADS = CHAINS * LANES, COLUMNS = 8 * LANES, ROW = CHAINS + 1;
+    constexpr int RING = STAGES * DEEP * WORDS * THREADS, SUMS = (M * COLUMNS * ROW + 3) / 4;
+    __shared__ uint4 memory[RING > SUMS ? RING : SUMS];
+    int thread = threadIdx.x, chain = thread / LANES, item = item_size((int)b_kind), a_item = item_size((int)a_kind);
+    i64 across = (columns + COLUMNS - 1) / COLUMNS, first = (i64)blockIdx.x % across * COLUMNS;
+    i64 batch = (i64)blockIdx.x / across, column = first + thread % LANES * 8;
+    column = column < columns ? column : columns - 8;
+    const char* b_from = (const char*)b + (batch * b_batch + column) * item;
+    const char* a_row[M];
+#pragma unroll
+    for (int m = 0; m < M; ++m) a_row[m] = (const char*)a + (batch * a_batch + (m < rows ? m : rows - 1) * a_stride) * a_item;
+
+    int steps = (int)((depth + TURN - 1) / TURN) * (PIECE / DEEP);
+    auto depth_of = [&](int step) {
+        return (i64)(step / (PIECE / DEEP)) * TURN + chain * PIECE + step % (PIECE / DEEP) * DEEP;
+    };
+    auto place = [&](int step, int i, int w) {
+        return &memory[((step % STAGES * DEEP + i) * WORDS + w) * THREADS + thread];
+    };
+    auto send = [&](int step) {
+        i64 k = depth_of(step);
+        if (k < depth) {
+#pragma unroll
+            for (int i = 0; i < DEEP; ++i)
+#pragma unroll
+                for (int w = 0; w < WORDS; ++w)
+                    if (2 * w < item) copy_async(place(step, i, w), b_from + (k + i) * b_stride * item + w * 16);
+        }
+        copies_sent();
+    };
+    float sum[M][8] = {};
+#pragma unroll
+    for (int t = 0; t < STAGES - 1; ++t) send(t);
+    for (int step = 0; step < steps; ++step) {
+        send(step + STAGES - 1);
+        copies_arrive_but<STAGES - 1>();
+        i64 k = depth_of(step);
+        if (k >= depth) continue;
+#pragma unroll
+        for (int i = 0; i < DEEP; ++i) {
+            Raw<8> raw;
+            raw.a = *place(step, i, 0);
+            raw.b = raw.a;
+            if (item == 4) raw.b = *place(step, i, WORDS - 1);
+            float y[8];
+            widen(y, raw, (int)b_kind);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                float x[1];
+                load(x, a_row[m], k + i, (int)a_kind);
+#pragma unroll
+                for (int j = 0; j < 8; ++j) sum[m][j] = vt_fma(x[0], y[j], sum[m][j]);
+            }
+        }
+    }
+    __syncthreads();
+    float* sums = (float*)memory;
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[(m * COLUMNS + thread % LANES * 8 + j) * ROW + chain] = sum[m][j];
+    __syncthreads();
+    for (int o = thread; o < M * COLUMNS; o += THREADS) {
+        float total[1] = {0.0f};
+#pragma unroll 8
+        for (int l = 0; l < CHAINS; ++l) total[0] += sums[o * ROW + l];
+        i64 row = o / COLUMNS, at = first + o % COLUMNS;
+        if (row < rows && at < columns) store(out, (batch * rows + row) * columns + at, total, (int)out_kind);
+    }
+}
+
+#define FEW_DOWN(NAME, M, STAGES, WORDS, KNOWN)                                                                  \
+    extern "C" __global__ void __launch_bounds__(CHAINS * 4) NAME(PRODUCT_PARAMETERS) {                          \
+        VT_ASSUME(KNOWN);                                                                                        \
+        few_down<M, STAGES, WORDS>(PRODUCT_NAMES);                                                               \
+    }
+
+FEW_DOWN(few_1_down, 1, 2, 2, true)
+FEW_DOWN(few_2_down, 2, 2, 2, true)
+FEW_DOWN(few_4_down, 4, 2, 2, true)
+FEW_DOWN(few_8_down, 8, 2, 2, true)
+FEW_DOWN(few_1_down_bf16, 1, 5, 1, PRODUCT_BF16)
+FEW_DOWN(few_2_down_bf16, 2, 5, 1, PRODUCT_BF16)
+FEW_DOWN(few_4_down_bf16, 4, 5, 1, PRODUCT_BF16)
+FEW_DOWN(few_8_down_bf16, 8, 5, 1, PRODUCT_BF16)
