@@ -6,7 +6,7 @@ import numpy as np
 
 _RNG = np.random.Generator(np.random.PCG64(29))
 _F32, _I32 = np.float32, np.int32
-_WIDTHS = (1, 2, 24, 250, 5001, 8192)
+_WIDTHS = (1, 24, 250, 2052, 3001)
 
 
 def _logits(rows: int, width: int, scale: float) -> np.ndarray:
@@ -54,29 +54,30 @@ EDGES: dict[str, list[dict]] = {
         {"R": 3, "V": 40, "min_p": _F32([1.0, 0.0, -1.0]), "logits": _rounded(3, 40)},
     ],
     "apply_top_k_top_p": [
-        _truncated(_logits(6, 2500, 3.0), _K, _P),
+        _truncated(_logits(6, 2052, 3.0), _K, _P),
         _truncated(_rounded(2, 2050), None, _P[[0, 3]]),
-        _truncated(_logits(2, 8192, 20.0), np.array([4500, 3], _I32), _P[:2]),
-        _truncated(_logits(2, 8192, 0.001), np.array([6000, 4], _I32), None),
-        _truncated(np.zeros((2, 5001), _F32), np.array([0, 4000], _I32), _P[:2]),
-        _truncated(_masked(2, 5004, 9), np.array([20, 5], _I32), _P[[0, 3]]),
+        _truncated(_logits(2, 5200, 20.0), np.array([4500, 3], _I32), _P[:2]),
+        _truncated(_logits(2, 5200, 0.001), np.array([4800, 4], _I32), None),
+        _truncated(np.zeros((2, 4101), _F32), np.array([0, 4000], _I32), _P[:2]),
+        _truncated(_masked(2, 4200, 9), np.array([20, 5], _I32), _P[[0, 3]]),
         _truncated(_rows_of_one(40), np.array([3, 3, 39, 3, 30], _I32), np.full(5, 0.5, _F32)),
         _truncated(_logits(6, 24, 60.0), None, np.full(6, 1.0, _F32)),
         {"R": 3, "V": 1001}, {"R": 0, "V": 8, "k": "int32", "p": "float32"},
     ],
     "greedy_argmax": [
         *({"R": 3, "V": V} for V in _WIDTHS), {"R": 5, "V": 40, "logits": _rows_of_one(40)}, {"R": 0, "V": 8},
-        {"R": 2, "V": 5001, "logits": _rounded(2, 5001)},
+        {"R": 2, "V": 3001, "logits": _rounded(2, 3001)},
     ],
     **{
-        op: [*({"R": 3, "V": V} for V in _WIDTHS), {"R": 5, "V": 40, "logits": _rows_of_one(40)}, {"R": 0, "V": 8}]
+        op: [*({"R": 3, "V": V} for V in _WIDTHS), {"R": 5, "V": 40, "logits": _rows_of_one(40)}, {"R": 0, "V": 8},
+             {"R": 2, "V": 1, "logits": _F32([[-0.0], [0.0]])}]
         for op in ("compute_probs", "compute_logprobs")
     },
     "gather_logprobs": [
         *({"R": 3, "V": V, "n": n, "num_logprobs": n, "logprobs": _rounded(3, V)}
-          for V, n in ((1, 1), (24, 24), (250, 7), (8192, 8), (5001, 4), (5001, 0), (1100, 2))),
-        {"R": 5, "V": 8192, "n": 7, "num_logprobs": 7, "logprobs": _rows_of_one(8192)},
-        {"R": 2, "V": 8192, "n": 5, "num_logprobs": 5, "logprobs": _masked(2, 8192, 3)},
+          for V, n in ((1, 1), (24, 24), (250, 7), (3100, 4), (5001, 4), (2052, 0), (1100, 2))),
+        {"R": 5, "V": 4200, "n": 4, "num_logprobs": 4, "logprobs": _rows_of_one(4200)},
+        {"R": 2, "V": 5001, "n": 5, "num_logprobs": 5, "logprobs": _masked(2, 5001, 3)},
         {"R": 0, "V": 8, "n": 3, "num_logprobs": 3},
     ],
     "random_sample": [
@@ -84,8 +85,9 @@ EDGES: dict[str, list[dict]] = {
         {"R": 6, "V": 500, "probs": np.where(_logits(6, 500, 1.0) > 1.5, _F32(0.01), _F32(0)), "seeds": _SEEDS},
     ],
     "gumbel_sample": [
-        *({"T": 3, "V": V, "N": 2, "fp64": fp64} for V in _WIDTHS[2:] for fp64 in (False, True)),
+        *({"T": 3, "V": V, "N": 2, "fp64": fp64} for V in _WIDTHS[1:] for fp64 in (False, True)),
         {"T": 6, "V": 40, "N": 3, "req_idx": _PADDED, "temperature": _F32([0.7, 0, 1]), "apply_temperature": False},
+        {"T": 6, "V": 40, "N": 2, "temperature": _F32([0.2, 4]), "apply_temperature": False, "fp64": True},
         {"T": 3, "V": 300, "N": 2, "pos": np.array([2**40 + 3, 2**63 - 1, 2**32], np.int64)}, {"T": 0, "V": 8, "N": 1},
     ],
     "apply_logit_bias": [

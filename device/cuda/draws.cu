@@ -150,11 +150,11 @@ extern "C" __global__ void request_fault(i64 rows, const int* req_idx, i64 reque
 }
 
 #define DRAWS(V)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256) race_v##V(                                                  \
+    extern "C" __global__ void __launch_bounds__(256, 2) race_v##V(                                                  \
         i64 width, i64 chunks, i64 per, const float* probs, const i64* seeds, Best* bests) {                      \
         race<V>(width, chunks, per, probs, seeds, bests);                                                         \
     }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256) gumbel_v##V(                                                \
+    extern "C" __global__ void __launch_bounds__(256, 2) gumbel_v##V(                                                \
         i64 width, i64 chunks, i64 per, i64 requests, const float* logits, const int* req_idx,                    \
         const float* temperatures, const i64* seeds, const i64* positions, i64 divide, i64 fp64, Best* bests) {   \
         gumbel_chunks<V>(width, chunks, per, requests, logits, req_idx, temperatures, seeds, positions, divide,   \

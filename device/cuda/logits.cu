@@ -325,7 +325,7 @@ LOGITS_ROWS(1)
         const unsigned* maxima, unsigned* counts, u64* masses) {                                                  \
         truncate_bins<V>(width, chunks, per, maxima_of_row, logits, ks, ps, maxima, counts, masses);              \
     }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(SELECTORS) truncate_select_v##V(                                  \
+    extern "C" __global__ void __launch_bounds__(SELECTORS, 1) truncate_select_v##V(                                  \
         i64 width, i64 chunks, const float* logits, const int* ks, const float* ps, const unsigned* maxima,       \
         const unsigned* counts, const u64* masses, Threshold* thresholds) {                                       \
         truncate_select<V>(width, chunks, logits, ks, ps, maxima, counts, masses, thresholds);                    \

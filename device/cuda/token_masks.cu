@@ -61,19 +61,18 @@ extern "C" __global__ void __launch_bounds__(256) add_bias(i64 pairs, i64 rows, 
 #define FOUR(X, N) X(N##0) X(N##1) X(N##2) X(N##3)
 #define PLACES(X) FOUR(X, 0) FOUR(X, 1) FOUR(X, 2) FOUR(X, 3) FOUR(X, 4) FOUR(X, 5) FOUR(X, 6) FOUR(X, 7)
 #define PARAMETER(N) , i64 p##N
-#define ELEMENT(N) p##N,
+#define TAKE(N) place = (int)threadIdx.x == number++ ? p##N : place;
 
 // out[place] = -inf for the first `count` places, numbers row * width + column; where `generated` is there, in rows
 // that have generated less than their minimum only.
 extern "C" __global__ void __launch_bounds__(32) mask_places(i64 count, i64 width, const int* generated,
                                                              const int* minimum, float* out PLACES(PARAMETER)) {
-    const i64 places[32] = {PLACES(ELEMENT)};
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-        if ((int)threadIdx.x != i || i >= count) continue;
-        i64 row = places[i] / width;
-        if (generated == nullptr || generated[row] < minimum[row]) out[places[i]] = -VT_INF;
-    }
+    i64 place = 0;
+    int number = 0;
+    PLACES(TAKE)
+    if ((int)threadIdx.x >= count) return;
+    i64 row = place / width;
+    if (generated == nullptr || generated[row] < minimum[row]) out[place] = -VT_INF;
 }
 
 // The lowest pair with an index outside [0, size).

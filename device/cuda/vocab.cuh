@@ -159,7 +159,7 @@ VT_FN void chunk_sum(i64 width, i64 chunks, i64 per, const float* logits, const 
     if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-// max and sum of a row's softmax; both NaN where the row has no finite maximum.
+// max and sum of a row's softmax. Without a finite maximum the sum is 0, and whatever comes of the row is NaN.
 struct Softmax {
     float peak, sum;
 };
@@ -170,7 +170,6 @@ VT_FN Softmax row_softmax(const unsigned* maxima, const u64* sums, i64 chunks) {
     u64 total = 0;
     for (i64 i = threadIdx.x; i < chunks; i += blockDim.x) total += sums[i];
     total = over_block(total, (u64)0, room, Sum());
-    if (!is_finite(top)) return {VT_NAN, VT_NAN};
     return {value_of(top), sum_of(total)};
 }
 
