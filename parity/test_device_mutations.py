@@ -15,6 +15,7 @@ from .device_run import Emulated, check_case
 from .device_wrongs_attention import WRONGS as ATTENTION
 from .device_wrongs_quant import WRONGS as QUANT
 from .device_wrongs_rope import WRONGS as ROPE
+from .device_wrongs_sampling import WRONGS as SAMPLING
 from .emulation import EmulatedRuntime, compiler
 
 CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -109,7 +110,7 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **ATTENTION, **QUANT, **ROPE,
+    **ATTENTION, **QUANT, **ROPE, **SAMPLING,
 }  # fmt: skip
 
 
