@@ -25,6 +25,7 @@ from .quant_fp8 import (
     fits_lanes,
     floored_codes,
     start_rows,
+    start_vectors,
     static_codes,
     steps,
     token_codes,
@@ -35,6 +36,8 @@ from .scratch import scratch
 
 _GEMMA, _NATIVE = 1, 2
 _DEPTH, _GROUP_DEPTH = 2, 2
+_FEW_ELEMENTS = 1 << 16
+"""Under this an element a thread and access: it is the functions' own latency that takes the time."""
 _DYNAMIC_NORM = {"vt": "vt", "vllm": "vllm_native", "vllm_native": "vllm_native"}
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -148,7 +151,8 @@ def silu_and_mul_quant(x, scale, *, rounding="vt", out=None):
     op, half = "silu_and_mul_quant", x.shape[-1] // 2
     (target,) = results(op, out, (x, scale), ((*x.shape[:-1], half), CODES))
     rows, rounded = math.prod(x.shape[:-1]), rounding != "vt"
-    wide, kernel = whole_vectors(half, target, (x, 2 * half)), "silu_static"
+    wide = rows * half >= _FEW_ELEMENTS and whole_vectors(half, target, (x, 2 * half))
+    kernel = "silu_static"
     if wide and kind(x) == KINDS["bfloat16"]:
         kernel += "_rounded_bf16" if rounded else "_bf16"
     args = [x, kind(x), scale, target, NAN_CODES[rounding], int(rounded)]
@@ -170,12 +174,11 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
         rows, half, x, kind(x), group_size, scale_ub, target, scale, row_step, group_step, RULES[rounding],
         NAN_CODES[rounding],
     ]  # fmt: skip
-    vectors = rows * half // VECTOR
-    whole = half % group_size == 0 and fits_lanes(group_size) and vectors < 2**31
+    count = rows * half // VECTOR
+    whole = half % group_size == 0 and fits_lanes(group_size) and count < 2**31
     if whole and whole_vectors(half, target, (x, 2 * half)):
         plain = kind(x) == KINDS["bfloat16"] and rounding == "vt"
-        kernel = "silu_group_bf16_v8" if plain else "silu_group_v8"
-        start(op, "norm_quant", kernel, -(-vectors // (TEAM * _GROUP_DEPTH)), (TEAM, 1), args)
+        start_vectors(op, "norm_quant", "silu_group", plain, count, _GROUP_DEPTH, args)
     else:
         start(op, "norm_quant", "silu_group_any", -(-rows * shape[-1] // 8), (TEAM, 1), args)
     return target, scale

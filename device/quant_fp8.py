@@ -23,6 +23,10 @@ TEAM = 256
 LONGEST = 4 * TEAM * VECTOR
 """Elements of a row that stays in registers."""
 ROW_BLOCK = 128
+FEW_ROWS = 264
+"""Two rows a multiprocessor of an H200: up to here nothing but early loads hides latency."""
+FEW_VECTORS = 1 << 16
+"""Under this a vector a thread, in small blocks, so that all multiprocessors share them."""
 _STATIC_DEPTH, _GROUP_DEPTH, _MOST_MAXIMA = 2, 4, 528
 _UE8M0, _FLOORED = 1, 2
 
@@ -42,7 +46,7 @@ def start_rows(op: str, family: str, kernel: str, rows: int, width: int, args: l
         lanes = 1 << (lanes - 1).bit_length()
         start(op, family, f"{kernel}_rows", -(-rows * lanes // ROW_BLOCK), (ROW_BLOCK, 1), [*args, lanes])
     else:
-        form = forms[rows > 528]
+        form = forms[rows > FEW_ROWS]
         start(op, family, f"{kernel}_{form}", rows, (min(TEAM, -(-lanes // 32) * 32), 1), args)
 
 
@@ -168,13 +172,21 @@ def group_codes(op, x, group_size, scale_ub, eps, rounding, nan, flags, target, 
         rows, width, x, stride, kind(x), group_size, scale_ub, target, scale, row_step, group_step, np.float32(eps),
         RULES[rounding], nan, flags,
     ]  # fmt: skip
-    groups = rows * -(-width // group_size)
-    whole = width % group_size == 0 and stride == width and groups < 2**32
+    count = rows * width // VECTOR
+    whole = width % group_size == 0 and stride == width and count < 2**32
     if whole and fits_lanes(group_size) and whole_vectors(width, target, (x, stride)):
-        kernel = "group_bf16_v8" if kind(x) == KINDS["bfloat16"] else "group_v8"
-        start(op, "quant_fp8", kernel, -(-rows * width // (VECTOR * TEAM * _GROUP_DEPTH)), (TEAM, 1), args)
+        start_vectors(op, "quant_fp8", "group", kind(x) == KINDS["bfloat16"], count, _GROUP_DEPTH, args)
     else:
-        start(op, "quant_fp8", "group_any", -(-groups // 8), (TEAM, 1), args)
+        start(op, "quant_fp8", "group_any", -(-rows * -(-width // group_size) // 8), (TEAM, 1), args)
+
+
+def start_vectors(op: str, family: str, kernel: str, bf16: bool, count: int, depth: int, args: list) -> None:
+    """Launch ``<kernel>_bf16_v8``, `depth` vectors a thread, for many of bfloat16, else ``<kernel>_v8``, one each."""
+    if bf16 and count >= FEW_VECTORS:
+        start(op, family, f"{kernel}_bf16_v8", -(-count // (TEAM * depth)), (TEAM, 1), args)
+    else:
+        block = 32 if count < FEW_VECTORS // 4 else 128
+        start(op, family, f"{kernel}_v8", -(-count // block), (block, 1), args)
 
 
 def fits_lanes(group_size: int) -> bool:

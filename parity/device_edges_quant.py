@@ -19,7 +19,7 @@ _16, _F16, _F32 = ({"x": kind, "weight": kind} for kind in ("bfloat16", "float16
 _KINDS = ("bfloat16", "float16", "float32")
 _ALL = ("vt", "vllm", "vllm_native")
 _UB = {"scale_ub": "float32"}
-_HEIGHT = (530,)  # more rows than take their weights early
+_HEIGHT = (270,)  # more rows than take their weights early
 
 _NORMS = [
     *({"...": (3,), "H": H, **_16} for H in (8, 40, 256, 264, 2056, 8192, 8200, 33)),
@@ -67,6 +67,8 @@ EDGES: dict[str, list[dict]] = {
           for K, size in ((100, 32), (96, 48), (40, 128), (7, 1))),
         _groups({"...": (0,), "K": 64}, 32), _groups({"...": (), "K": 64, "x": "bfloat16"}, 32),
         _groups({"...": (4,), "K": 256, "x": _ties(4, 256)}, 32),
+        _groups({"...": (130,), "K": 4096, "x": "bfloat16", "column_major": True}, 128),
+        _groups({"...": (129,), "K": 4096, "x": _ties(129, 4096), "rounding": "vllm"}, 64),
         _groups({"...": (2,), "K": 16, "x": np.zeros((2, 16), np.float32), "eps": 1e-44}, 8),
         _groups({"...": (1,), "K": 16, "x": np.float32([[1e-40, *[3e-41] * 15]]), "eps": 1e-44}, 16),
     ],
@@ -98,12 +100,15 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (3,), "D": D, "x": kind, "rounding": rounding}
           for D in (1, 264, 2056) for kind in _KINDS for rounding in ("vt", "vllm")),
         {"...": (300,), "D": 8, "x": "bfloat16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+        *({"...": (33,), "D": 2056, "x": kind, "rounding": rounding}
+          for kind in ("bfloat16", "float16") for rounding in ("vt", "vllm")),
     ],
     "silu_and_mul_per_block_quant": [
         *(_groups({"...": (3,), "D": 256, "x": kind, "rounding": rounding, **_UB}, 64)
           for kind in _KINDS for rounding in ("vt", "vllm")),
         *(_groups({"...": (5,), "D": 768, "x": "bfloat16", "column_major": True}, size) for size in (8, 128, 256)),
         _groups({"...": (3,), "D": 100, "x": "bfloat16", "column_major": True}, 32),
+        _groups({"...": (257,), "D": 2048, "x": "bfloat16"}, 128),
         _groups({"...": (3,), "D": 33, "x": "float32", "rounding": "vllm"}, 10), _groups({"...": (0,), "D": 64}, 32),
     ],
 }  # fmt: skip

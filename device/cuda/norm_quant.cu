@@ -5,7 +5,7 @@
 // 2. *_rows: a row of at most 256 elements in 1 to 32 lanes. *_block4: a block a row of at most 8192: the row is read
 //    once, its normed values wait in registers, packed, for the scale. *_few4: the weights are sent for with the row.
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
-// 4. silu_*: no row has to be known whole: two or four vectors a thread, the hardware's fast functions where they give
+// 4. silu_*: no row has to be known whole: two vectors a thread, one element or vector where they are few, the hardware's fast functions where they give
 //    the polynomial's bytes (fast.cuh).
 #include "fast.cuh"
 #include "fp8_scales.cuh"
@@ -149,7 +149,8 @@ struct Quantised {
     i64 rows, i64 width, const void *x, i64 x_stride, const void *weight, const void *residual,                   \
         i64 residual_stride, void *residual_out, float eps, i64 flags, const float *scale, const float *scale_ub, \
         unsigned char *out, float *scales, i64 rule, i64 nan, i64 int8, i64 group_size, i64 row_step, i64 group_step
-#define NORMED Normed{x, weight, residual, residual_out, x_stride, residual_stride, width, (int)flags}
+#define NORMED_ALONE(FLAGS) Normed{x, weight, nullptr, nullptr, x_stride, 0, width, FLAGS}
+#define NORMED_ADD(FLAGS) Normed{x, weight, residual, residual_out, x_stride, residual_stride, width, FLAGS}
 #define QUANTISED                                                                                                 \
     Quantised{{scale_ub, out, scales, (int)rule, (unsigned)nan, int8 != 0}, scale, row_step, group_step,          \
               (int)group_size >> 3}
@@ -173,30 +174,26 @@ template <int MODE, bool EARLY> VT_FN void quant_block(float eps, const Normed& 
     quant.row<MODE>(y, row, first, (int)norm.width, 32, [&](unsigned top) { return largest_of_block(top, tops); });
 }
 
-#define NORM_KERNELS(NAME, MODE, ASSUMED)                                                                         \
+// NORM is built of literals where the operands are known: the compiler then drops what they rule out.
+#define NORM_KERNELS(NAME, MODE, NORM)                                                                            \
     extern "C" __global__ void __launch_bounds__(128) NAME##_rows(NORM_PARAMETERS, i64 lanes) {                   \
-        VT_ASSUME(ASSUMED);                                                                                       \
-        quant_rows<MODE>(rows, lanes, eps, NORMED, QUANTISED);                                                    \
+        quant_rows<MODE>(rows, lanes, eps, NORM, QUANTISED);                                                      \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) NAME##_few4(NORM_PARAMETERS) {                              \
-        VT_ASSUME(ASSUMED);                                                                                       \
-        quant_block<MODE, true>(eps, NORMED, QUANTISED);                                                          \
+        quant_block<MODE, true>(eps, NORM, QUANTISED);                                                            \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256, 3) NAME##_block4(NORM_PARAMETERS) {                         \
-        VT_ASSUME(ASSUMED);                                                                                       \
-        quant_block<MODE, false>(eps, NORMED, QUANTISED);                                                         \
+        quant_block<MODE, false>(eps, NORM, QUANTISED);                                                           \
     }
-#define ALONE (residual == nullptr)
-#define ADD (residual != nullptr)
-NORM_KERNELS(static_alone, STATIC, ALONE && !((int)flags & NATIVE))
-NORM_KERNELS(static_add, STATIC, ADD && !((int)flags & NATIVE))
-NORM_KERNELS(token_alone, TOKEN, ALONE)
-NORM_KERNELS(token_add, TOKEN, ADD)
-NORM_KERNELS(group_alone, GROUP, ALONE)
-NORM_KERNELS(group_add, GROUP, ADD)
+NORM_KERNELS(static_alone, STATIC, NORMED_ALONE((int)flags & GEMMA))
+NORM_KERNELS(static_add, STATIC, NORMED_ADD((int)flags & GEMMA))
+NORM_KERNELS(token_alone, TOKEN, NORMED_ALONE((int)flags & NATIVE))
+NORM_KERNELS(token_add, TOKEN, NORMED_ADD((int)flags & NATIVE))
+NORM_KERNELS(group_alone, GROUP, NORMED_ALONE((int)flags & NATIVE))
+NORM_KERNELS(group_add, GROUP, NORMED_ADD((int)flags & NATIVE))
 
-#define DEPTH 2        // groups a thread, device/norm_quant.py
-#define GROUP_DEPTH 2  // and where they share scales
+#define DEPTH 2        // vectors a thread of the static kernels, device/norm_quant.py
+#define GROUP_DEPTH 2  // and of silu_group_bf16_v8
 
 // y = round(act * up) as the activation stores it.
 template <int V> VT_FN void silu_products(float (&y)[V], const Raw<V>& gate, const Raw<V>& up, int kind, bool rounded) {
@@ -231,17 +228,16 @@ VT_FN void silu_static(i64 rows, i64 width, i64 chunks, const void* x, int kind,
     }
 }
 
-#define SILU_STATIC(NAME, V, ASSUMED)                                                                             \
+#define SILU_STATIC(NAME, V, KIND, ROUNDED)                                                                       \
     extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
         i64 rows, i64 width, i64 chunks, const void* x, i64 kind, const float* scale, unsigned char* out,         \
         i64 nan, i64 rounded) {                                                                                   \
-        VT_ASSUME(ASSUMED);                                                                                       \
-        silu_static<V>(rows, width, chunks, x, (int)kind, scale, out, (unsigned)nan, rounded != 0);               \
+        silu_static<V>(rows, width, chunks, x, KIND, scale, out, (unsigned)nan, ROUNDED);                         \
     }
-SILU_STATIC(silu_static_bf16_v8, 8, (int)kind == BF16 && rounded == 0)
-SILU_STATIC(silu_static_rounded_bf16_v8, 8, (int)kind == BF16 && rounded != 0)
-SILU_STATIC(silu_static_v8, 8, true)
-SILU_STATIC(silu_static_v1, 1, true)
+SILU_STATIC(silu_static_bf16_v8, 8, BF16, false)
+SILU_STATIC(silu_static_rounded_bf16_v8, 8, BF16, true)
+SILU_STATIC(silu_static_v8, 8, (int)kind, rounded != 0)
+SILU_STATIC(silu_static_v1, 1, (int)kind, rounded != 0)
 
 #define SILU_GROUP_PARAMETERS                                                                                     \
     i64 rows, i64 width, const void *x, i64 kind, i64 group_size, const float *scale_ub, unsigned char *out,      \
@@ -257,31 +253,31 @@ template <int V> VT_FN void silu_values(float (&y)[V], const Raw<V>& gate, const
     for (int j = 0; j < V; ++j) y[j] = vt_silu(g[j]) * u[j];
 }
 
-// Rows are whole groups of 8 * lanes elements, so that their groups follow each other.
-VT_FN void silu_groups(SILU_GROUP_PARAMETERS) {
+// Rows are whole groups of 8 * lanes elements, so that their groups follow each other; D vectors a thread.
+template <int D> VT_FN void silu_groups(SILU_GROUP_PARAMETERS) {
     int lanes = (int)group_size >> 3;
     unsigned per_row = (unsigned)(width >> 3);
-    i64 count = rows * per_row, first = (i64)blockIdx.x * (256 * GROUP_DEPTH) + threadIdx.x;
-    Raw<8> a[GROUP_DEPTH], b[GROUP_DEPTH];
-    unsigned row[GROUP_DEPTH], column[GROUP_DEPTH];
+    i64 count = rows * per_row, first = (i64)blockIdx.x * (blockDim.x * D) + threadIdx.x;
+    Raw<8> a[D], b[D];
+    unsigned row[D], column[D];
 #pragma unroll
-    for (int d = 0; d < GROUP_DEPTH; ++d) {
-        unsigned number = (unsigned)(first + d * 256);
+    for (int d = 0; d < D; ++d) {
+        unsigned number = (unsigned)(first + d * (int)blockDim.x);
         row[d] = number / per_row;
         column[d] = number - row[d] * per_row;
-        if (first + d * 256 >= count) continue;
+        if (first + d * (int)blockDim.x >= count) continue;
         a[d] = fetch<8>(x, row[d] * 2 * width + column[d] * 8, (int)kind);
         b[d] = fetch<8>(x, row[d] * 2 * width + width + column[d] * 8, (int)kind);
     }
 #pragma unroll
-    for (int d = 0; d < GROUP_DEPTH; ++d) {
-        bool inside = first + d * 256 < count;
+    for (int d = 0; d < D; ++d) {
+        bool inside = first + d * (int)blockDim.x < count;
         float y[8] = {}, q[8];
         if (inside) silu_values(y, a[d], b[d], (int)kind, rule);
         float scale = floored_scale(largest_of_lanes(largest_of(y, false), lanes), (int)rule, nullptr, scale_ub);
         if (!inside) continue;
         quotients(q, y, scale, 1.0f / scale);
-        store_e4m3(out, (first + d * 256) * 8, q, (unsigned)nan);
+        store_e4m3(out, (first + d * (int)blockDim.x) * 8, q, (unsigned)nan);
         if ((column[d] & (unsigned)(lanes - 1)) == 0)
             scales[row[d] * row_step + column[d] / (unsigned)lanes * group_step] = scale;
     }
@@ -291,11 +287,10 @@ VT_FN void silu_groups(SILU_GROUP_PARAMETERS) {
     rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule, nan
 
 extern "C" __global__ void __launch_bounds__(256) silu_group_bf16_v8(SILU_GROUP_PARAMETERS) {
-    VT_ASSUME((int)kind == BF16 && (int)rule == VT);
-    silu_groups(SILU_GROUP_NAMES);
+    silu_groups<GROUP_DEPTH>(rows, width, x, BF16, group_size, scale_ub, out, scales, row_step, group_step, VT, nan);
 }
 extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAMETERS) {
-    silu_groups(SILU_GROUP_NAMES);
+    silu_groups<1>(SILU_GROUP_NAMES);
 }
 
 // A warp a group of any size; what it needs again it computes again.
