@@ -124,7 +124,7 @@ def rope_and_cache(q, k, v, positions, cos_sin_cache, key_cache, value_cache, sl
     moved, item = [heads_of(array) for array in (q, k, v)], q.dtype.itemsize
     pages = [[cache, *(step // item for step in cache.strides[:3])] for cache in (key_cache, value_cache)]
     wide = takes_vectors(half, width, 0, cos_sin_cache, moved, list(written)) and vectors(
-        width, *((cache, step) for cache, *steps in pages for step in steps)
+        width, *((cache, block | row | head) for cache, block, row, head in pages)
     )
     flags = GPTJ * (not is_neox)
     name, most = variant(wide, q.dtype, flags, KINDS["float32"])

@@ -43,8 +43,8 @@ def takes_vectors(half: int, width: int, offset: int, table, heads: list[Heads],
     """Whether groups of 8 pairs and of 8 copied lanes may move as 16-byte vectors."""
     if half % VECTOR or offset % VECTOR:
         return False
-    strided = [(h.array, step) for h in heads for step in (h.token, h.head)]
-    return vectors(width, *strided, *((out, width) for out in outs)) and vectors(2 * half, (table, 2 * half))
+    strided = [(h.array, h.token | h.head) for h in heads]  # both are multiples of a power of two where this is
+    return vectors(width, *strided, *((out, width) for out in outs), (table, 2 * half))
 
 
 def variant(wide: bool, dtype, flags: int, product: int) -> tuple[str, int]:
