@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -95,6 +98,15 @@ def test_a_graph_keeps_its_arrays(device):
         cache.run("norm", norm, norm.arrays)
         assert norm.right()
     assert cache.captures == 5
+    only_named = device.send(values(9, 4))
+    seen = weakref.ref(only_named)
+    cache.run("norm", norm, [only_named])
+    del only_named
+    gc.collect()
+    assert seen() is not None
+    cache.invalidate()
+    gc.collect()
+    assert seen() is None
 
 
 def test_the_graph_used_longest_ago_goes_first(device):
