@@ -15,6 +15,7 @@ from vtlab.models.batch import DecodeInputs, Slice, build
 from vtlab.models.demo import demo_installed
 from vtlab.models.engine import Engine
 from vtlab.models.loading import load_decoder
+from vtlab.models.request import Output
 from vtlab.models.runner import Runner, padded_sizes, padded_width
 from vtlab.models.sampling_params import SamplingParams
 from vtlab.ops import arrays, dispatch
@@ -110,7 +111,8 @@ def test_graphs_change_no_token(device, name):
     prompts = [prompt(seed, length) for seed, length in enumerate((3, 30, 7, 1, 12))]
     chosen = [
         GREEDY, SamplingParams(max_tokens=5, logprobs=2, ignore_eos=True),
-        SamplingParams(max_tokens=9, temperature=0.9, top_k=20, min_p=0.01, seed=5, ignore_eos=True), GREEDY,
+        SamplingParams(max_tokens=9, temperature=0.9, top_k=20, min_p=0.01, seed=5, logprobs=3, ignore_eos=True),
+        GREEDY,
         SamplingParams(max_tokens=6, repetition_penalty=1.3, logprobs=1, bad_words=[[4]], logit_bias={7: 2.0},
                        min_tokens=2, stop_token_ids=[3], allowed_token_ids=range(500), ignore_eos=True),
     ]  # fmt: skip
@@ -124,6 +126,13 @@ def test_graphs_change_no_token(device, name):
     assert replayed.runner.graphs.replays > replayed.runner.graphs.captures > 0
     assert launched.runner.graphs is None
     assert [output.tokens for output in want] == [output.tokens for output in on_host]
+    assert list(map(ranks, want)) == list(map(ranks, on_host))
+    assert any(rank > 1 for rank, _ in ranks(want[2]))
+
+
+def ranks(output: Output) -> list[tuple[int, list[int]]]:
+    """Each token's rank and the most likely ids: what rounding leaves alone."""
+    return [(found.rank, [token for token, _ in found.top]) for found in output.logprobs or ()]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
