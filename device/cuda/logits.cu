@@ -185,7 +185,7 @@ VT_FN int pick_bin(Selection& s, const Below (&mine)[BINS_EACH], Below first, Be
 template <int V> VT_FN Source gather(Selection& s, const float* row, i64 width, const Bins& bins, int first, int last) {
     if (threadIdx.x == 0) s.listed = 0;
     __syncthreads();
-    each_logit<V>(row, 0, width, [&](float x, i64 at) {
+    each_logit<V, 8>(row, 0, width, [&](float x, i64 at) {  // a block on its own waits for memory most
         unsigned code = code_of(x);
         int bin = bins.of(x, code);
         if (bin < first || bin > last) return;

@@ -7,7 +7,7 @@
 typedef unsigned long long u64;
 
 #define VOCAB_LANES 0xffffffffu
-#define DEPTH 4  // loads of a thread under way together
+#define DEPTH 4  // loads of a thread under way together, where many blocks share a row
 
 // Codes ascend with the value; -0 is +0, every NaN is the same and above +inf (oracle/logits.py: ordered_codes).
 #define CODE_NAN 0xffffffffu
@@ -92,23 +92,24 @@ template <int V> VT_FN void store_logits(float* at, const float (&x)[V]) {
 }
 
 // f(x, column) for V columns at a time of [begin, end), by the whole block; V = 4 wants begin, end and the address of
-// the row to be multiples of four elements.
-template <int V, class F> VT_FN void each_group(const float* row, i64 begin, i64 end, F&& f) {
+// the row to be multiples of four elements. LOADS: how many of a thread are under way together.
+template <int V, int LOADS = DEPTH, class F> VT_FN void each_group(const float* row, i64 begin, i64 end, F&& f) {
     const i64 step = (i64)blockDim.x * V;
-    for (i64 at = begin + (i64)threadIdx.x * V; at < end; at += step * DEPTH) {
-        float x[DEPTH][V];
+    for (i64 at = begin + (i64)threadIdx.x * V; at < end; at += step * LOADS) {
+        float x[LOADS][V];
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
+        for (int d = 0; d < LOADS; ++d)
             if (at + d * step < end) load_logits(x[d], row + at + d * step);
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
+        for (int d = 0; d < LOADS; ++d)
             if (at + d * step < end) f(x[d], at + d * step);
     }
 }
 
 // f(x, column) for every column of [begin, end).
-template <int V, class F> VT_FN void each_logit(const float* row, i64 begin, i64 end, F&& f) {
-    each_group<V>(row, begin, end, [&](const float(&x)[V], i64 at) {
+template <int V, int LOADS = DEPTH, class F>
+VT_FN void each_logit(const float* row, i64 begin, i64 end, F&& f) {
+    each_group<V, LOADS>(row, begin, end, [&](const float(&x)[V], i64 at) {
 #pragma unroll
         for (int j = 0; j < V; ++j) f(x[j], at + j);
     });
