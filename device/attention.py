@@ -103,7 +103,7 @@ class _Call:
         group_rows = min(self.group, pairs)
         rows_each = pairs // group_rows
         tiles = self.tokens // rows_each + self.requests + 1
-        fixed = _PLACES + pairs * 4 * (self.padded + 4 + _CHUNK + 4 + 4)
+        fixed = _PLACES + pairs * 4 * (self.padded + 4 + _CHUNK + 4 + 7)
         stages = 2 if fixed + 2 * tile * self.pitch <= _BLOCK_SHARED else 1
         args = [*self._args, self.pitch, tiles, group_rows, int(skip_single), stages]
         grid = tiles * self.kv_heads * -(-self.group // group_rows)

@@ -22,7 +22,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "attention_merge": {
         "keep +inf": ("suffix = suffix_lse == VT_INF ? -VT_INF : suffix_lse;", "suffix = suffix_lse;"),
         "one token too few": ("bool both = token < merged;", "bool both = token + 1 < merged;"),
-        "heads before tokens": ("(unsigned)at.row / (unsigned)heads), head", "(unsigned)at.row % (unsigned)heads), head"),
+        "heads before tokens": ("(unsigned)at.row / (unsigned)heads), head",
+                                "(unsigned)at.row % (unsigned)heads), head"),
         "divide the sum": ("x[j] * w.prefix + y[j] * w.suffix", "(x[j] * w.prefix + y[j] * w.suffix) / 1.0000001f"),
     },
 }  # fmt: skip

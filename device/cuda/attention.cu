@@ -69,7 +69,7 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
         if (next_chunk < end) {
             bool values = next_cut >= CUTS;
             int first = (values ? next_cut - CUTS : next_cut) * TILE;
-            send_tile<KIND, TILE>(a, buffer(sent), rows_of<KIND>(a, kv_head, values), places[next_chunk & 1], first);
+            send_tile<KIND, TILE, 4>(a, buffer(sent), rows_of<KIND>(a, kv_head, values), places[next_chunk & 1], first);
             if (++next_cut == 2 * CUTS) {
                 next_cut = 0;
                 ++next_chunk;
@@ -91,7 +91,7 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
         queries[i] = h < count ? query_element(a, item.row, head + h, i - h * a.padded) : 0.0f;
     }
 
-    int key_here = thread & (PAIR - 1), part = thread / PAIR;
+    int key_here = thread & (PAIR - 1), part = STRIDE == 1 ? 0 : thread / PAIR;
     int d = thread * DT;
     float mixed[GT][DT] = {};
     State state[OWN];
@@ -105,6 +105,7 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
             __syncthreads();
             const unsigned char* row = buffer(used + key_here / TILE) + key_here % TILE * a.pitch;
             float sums[GT] = {};
+#pragma unroll 2
             for (int e = 0; e < a.padded; e += 8) {
                 float x[8];
                 load8<KIND>(x, row, e);
@@ -113,7 +114,7 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
                     int h = part + i * STRIDE;
                     if (h >= GT) continue;
                     float y[8];
-                    load(y, queries, h * a.padded + e, F32);
+                    load_floats(y, queries + h * a.padded + e);
 #pragma unroll
                     for (int j = 0; j < 8; ++j) sums[i] = vt_fma(y[j], x[j], sums[i]);
                 }
@@ -166,7 +167,7 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
                 for (int j = low; j < high; j += 4) {
                     float p[GT][4];
 #pragma unroll
-                    for (int h = 0; h < GT; ++h) load4(p[h], scores + h * CHUNK + cut * TILE + j);
+                    for (int h = 0; h < GT; ++h) load_floats(p[h], scores + h * CHUNK + cut * TILE + j);
 #pragma unroll
                     for (int u = 0; u < 4; ++u) {
                         float x[DT];
@@ -221,7 +222,7 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
 }
 
 #define DECODE(NAME, KIND, GT, DT)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, GT * DT > 8 ? 3 : 4)                              \
+    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 3)                                                \
         attention_decode_##NAME##_##GT##x##DT(ATTENTION_PARAMETERS, SPLIT_PARAMETERS) {                            \
         decode<KIND, GT, DT>(ATTENTION_NAMES, SPLIT_NAMES);                                                        \
     }
@@ -331,15 +332,6 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
     int row_last = row_first + rows_each < request.count ? row_first + rows_each - 1 : request.count - 1;
 
     int thread = threadIdx.x, across = thread & 15, down = thread >> 4, warp = thread >> 5;
-    int own_first[RT], own_last[RT];
-#pragma unroll
-    for (int i = 0; i < RT; ++i) {
-        int m = down + 16 * i, row = row_first + m / together, h = head + m % together;
-        bool there = m < rows_each * together && row <= row_last && h < head_end;
-        Span own = a.sees(request, row);
-        own_first[i] = there ? own.first : 1;
-        own_last[i] = there ? own.last : 0;
-    }
     Span front = a.sees(request, row_first), back = a.sees(request, row_last);
     Span span = {front.first, back.last, 0};
     int begin = span.first / CHUNK, end = span.last < span.first ? begin : span.last / CHUNK + 1;
@@ -350,7 +342,7 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
         if (next_chunk < end) {
             bool values = next_cut >= CUTS;
             int first = (values ? next_cut - CUTS : next_cut) * TILE;
-            send_tile<KIND, TILE>(a, buffer(sent), rows_of<KIND>(a, kv_head, values), places[next_chunk & 1], first);
+            send_tile<KIND, TILE, 1>(a, buffer(sent), rows_of<KIND>(a, kv_head, values), places[next_chunk & 1], first);
             if (++next_cut == 2 * CUTS) {
                 next_cut = 0;
                 ++next_chunk;
@@ -380,7 +372,13 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
     }
 
     State* states = (State*)(factors + 2 * ROWS);
-    if (thread < ROWS) states[thread] = {-VT_INF, 0.0f};
+    Span* spans = (Span*)(states + ROWS);  // none for pairs beyond the block's rows
+    if (thread < ROWS) {
+        int row = row_first + thread / together, h = head + thread % together;
+        bool there = thread < rows_each * together && row <= row_last && h < head_end;
+        spans[thread] = there ? a.sees(request, row) : Span{1, 0, 0};
+        states[thread] = {-VT_INF, 0.0f};
+    }
     float mixed[RT][DV][8] = {};
 
     for (int chunk = begin; chunk < end; ++chunk) {
@@ -389,6 +387,7 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
         for (int cut = 0; cut < CUTS; ++cut) {
             arrive();
             const unsigned char* keys_here = buffer(used) + across * a.pitch;
+            const float* queries_here = queries + down * query_pitch;
             float sums[RT][KT] = {};
             int base = chunk * CHUNK + cut * TILE;
             if (base <= span.last && base + TILE > span.first) {
@@ -400,7 +399,7 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
 #pragma unroll
                     for (int i = 0; i < RT; ++i) {
                         float y[8];
-                        load(y, queries, (down + 16 * i) * query_pitch + e, F32);
+                        load_floats(y, queries_here + i * 16 * query_pitch + e);
 #pragma unroll
                         for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -413,11 +412,12 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
 #pragma unroll
                 for (int n = 0; n < KT; ++n) {
                     int m = down + 16 * i, key = base + across + 16 * n, distance = 0;
-                    bool visible = key >= own_first[i] && key <= own_last[i];
+                    Span own = spans[m];
+                    bool visible = key >= own.first && key <= own.last;
                     float slope = 0.0f;
                     if (a.slopes != nullptr && visible) {
                         slope = a.slopes[head + m % together];
-                        distance = key - (request.total - request.count + row_first + m / together);
+                        distance = key - own.position;
                     }
                     scores[m * SCORES + cut * TILE + across + 16 * n] =
                         visible ? a.score(sums[i][n], slope, distance) : -VT_INF;
@@ -451,7 +451,7 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
                 for (int j = from; j < to; j += 4) {
                     float p[RT][4];
 #pragma unroll
-                    for (int i = 0; i < RT; ++i) load4(p[i], scores + (down + 16 * i) * SCORES + cut * TILE + j);
+                    for (int i = 0; i < RT; ++i) load_floats(p[i], scores + (down + 16 * i) * SCORES + cut * TILE + j);
 #pragma unroll
                     for (int u = 0; u < 4; ++u)
 #pragma unroll
@@ -462,8 +462,10 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
                             load8<KIND>(x, rows + (j + u) * a.pitch, d);
 #pragma unroll
                             for (int i = 0; i < RT; ++i) {
-                                if (masked.value && (base + j + u < own_first[i] || base + j + u > own_last[i]))
-                                    continue;
+                                if (masked.value) {
+                                    Span own = spans[down + 16 * i];
+                                    if (base + j + u < own.first || base + j + u > own.last) continue;
+                                }
 #pragma unroll
                                 for (int n = 0; n < 8; ++n) sums[i][g][n] = vt_fma(p[i][u], x[n], sums[i][g][n]);
                             }
@@ -494,15 +496,14 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
         Ending ending = end_row(a, states[m], h);
         factors[2 * m] = ending.sink;
         factors[2 * m + 1] = ending.inverse;
-        Span seen = a.sees(request, row);
-        a.write_lse(request.start + row, h, seen.first <= seen.last ? ending.lse : -VT_INF);
+        a.write_lse(request.start + row, h, spans[m].first <= spans[m].last ? ending.lse : -VT_INF);
     }
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < RT; ++i) {
         int m = down + 16 * i, row = row_first + m / together, h = head + m % together;
         if (m >= rows_each * together || row > row_last || h >= head_end) continue;
-        bool seen = own_first[i] <= own_last[i];
+        bool seen = spans[m].first <= spans[m].last;
 #pragma unroll
         for (int g = 0; g < DV; ++g) {
             int d = across * 8 + 128 * g;
@@ -522,8 +523,9 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
 }
 
 #define PREFILL(NAME, KIND, WIDTH, RT, DV, KT)                                                                     \
-    extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, RT > 1 ? 2 : 1) attention_prefill_##NAME##_##WIDTH(           \
-        ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_single, i64 stages) {                            \
+    extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, RT > 1 ? 2 : 1)                                  \
+        attention_prefill_##NAME##_##WIDTH(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_single,       \
+                                           i64 stages) {                                                           \
         prefill<KIND, RT, DV, KT>(ATTENTION_NAMES, tiles, group_rows, skip_single, stages);                        \
     }
 PREFILL(bf16, BF16, 128, 4, 1, 2)

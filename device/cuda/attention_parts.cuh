@@ -145,13 +145,13 @@ template <int KIND> VT_FN Rows rows_of(const Attention& a, int kv_head, bool val
 }
 
 // Send for TILE keys of a chunk from its key `first`; rows that nobody sees become zeros, for 0 * NaN is not 0.
-template <int KIND, int TILE>
+template <int KIND, int TILE, int UNROLL>
 VT_FN void send_tile(const Attention& a, unsigned char* to, const Rows& from, const Places& at, int first) {
     constexpr int ITEM = KIND == F32 ? 4 : 2;
     if (a.wide) {
         int vectors = a.padded * ITEM / 16, shift = 0;
         while ((1 << shift) < vectors) ++shift;
-#pragma unroll 4
+#pragma unroll UNROLL
         for (int i = threadIdx.x; i < TILE << shift; i += blockDim.x) {
             int row = i >> shift, vector = i & ((1 << shift) - 1), page = at.page[first + row];
             if (vector >= vectors) continue;
@@ -183,12 +183,15 @@ template <int KIND> VT_FN void load8(float (&x)[8], const unsigned char* row, in
     load(x, row, d, KIND);
 }
 
-VT_FN void load4(float (&x)[4], const float* from) {
-    uint4 raw = *(const uint4*)from;
-    x[0] = vt_float((int)raw.x);
-    x[1] = vt_float((int)raw.y);
-    x[2] = vt_float((int)raw.z);
-    x[3] = vt_float((int)raw.w);
+template <int N> VT_FN void load_floats(float (&x)[N], const float* from) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        uint4 raw = *(const uint4*)(from + i);
+        x[i] = vt_float((int)raw.x);
+        x[i + 1] = vt_float((int)raw.y);
+        x[i + 2] = vt_float((int)raw.z);
+        x[i + 3] = vt_float((int)raw.w);
+    }
 }
 
 // Elements d ... d + N - 1 of a row in shared memory; d a multiple of N.
