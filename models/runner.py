@@ -44,7 +44,7 @@ class Runner:
         self._sizes = padded_sizes(max_num_seqs)
         self._max_blocks = num_blocks
         self._fresh, self._kept = Fresh(self.arrays), Kept(self.arrays, self._sizes[-1])
-        self._inputs: dict[tuple[int, int], DecodeInputs] = {}
+        self.inputs: dict[tuple[int, int], DecodeInputs] = {}
         self._reports: dict[tuple[int, int], Report] = {}
 
     def run(self, batch: Batch, top: int = 0) -> Scores:
@@ -58,9 +58,9 @@ class Runner:
             return self._step(batch.on(self.arrays), self._fresh, report)
         size = next(size for size in self._sizes if size >= rows)
         width = padded_width(batch.block_table.shape[1], self._max_blocks)
-        inputs = self._inputs.get((size, width))
+        inputs = self.inputs.get((size, width))
         if inputs is None:
-            inputs = self._inputs[size, width] = DecodeInputs(self.arrays, size, width)
+            inputs = self.inputs[size, width] = DecodeInputs(self.arrays, size, width)
         report = self._reports.get((size, top))
         if report is None:
             report = self._reports[size, top] = Report(self.arrays, size, top)

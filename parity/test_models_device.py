@@ -7,6 +7,7 @@ may not do; there the oracle stands in for the kernels.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -245,6 +246,27 @@ def test_a_request_that_outgrows_its_table_gets_a_wider_graph(device):
         [prompt(1, 5)], chosen
     )
     assert replayed.runner.graphs.captures == 3
+    assert [inputs.batch.block_table.shape for inputs in replayed.runner.inputs.values()] == [(1, 8), (1, 16), (1, 30)]
+
+
+def test_a_stop_token_before_the_minimum_is_not_the_arg_max_there_either(device):
+    model = small_decoder("llama")
+    host = Engine(model, num_blocks=30, block_size=8)
+    free = host.generate([prompt(1, 5)], GREEDY)[0].tokens
+    chosen = SamplingParams(max_tokens=6, min_tokens=5, ignore_eos=True, stop_token_ids=[free[2]])
+    want = host.generate([prompt(1, 5)], chosen)
+    assert want[0].tokens != free[:6]
+    assert Engine(model, num_blocks=30, block_size=8, device=device).generate([prompt(1, 5)], chosen) == want
+
+
+def test_a_draw_sees_the_capped_logits(device):
+    """A cap of 1 leaves hardly anything of what the logits prefer."""
+    small = small_decoder("gemma3")
+    model = type(small)(replace(small.config, final_logit_softcapping=1.0), small.weights, 256)
+    chosen = SamplingParams(max_tokens=6, temperature=0.3, seed=1, ignore_eos=True)
+    want = Engine(model, num_blocks=30, block_size=8).generate([prompt(1, 5)], chosen)
+    assert want != Engine(small, num_blocks=30, block_size=8).generate([prompt(1, 5)], chosen)
+    assert Engine(model, num_blocks=30, block_size=8, device=device).generate([prompt(1, 5)], chosen) == want
 
 
 def test_an_engine_on_a_device_that_is_not_there_is_refused():
