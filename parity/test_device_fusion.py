@@ -114,6 +114,14 @@ def test_bad_calls_are_refused_before_the_launch(change, fault, device):
     assert device.runtime.launched == launched
 
 
+def test_a_bad_number_is_refused_after_a_good_one(device):
+    recipe = fusion.lookup("fused_add_rms_norm")
+    _, arguments = sent(device, recipe, BF16 * 3)
+    call(device, recipe, arguments | {"eps": 1e-5})
+    with pytest.raises(ContractError, match=r"rms_norm\(eps\): got -1e-05, want >= 0"):
+        call(device, recipe, arguments | {"eps": -1e-5})
+
+
 def test_a_result_may_not_share_memory_with_an_operand(device):
     recipe = fusion.lookup("bias_relu")
     _, arguments = sent(device, recipe, BF16 * 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class _Plan:
     width: int
     forms: tuple[tuple[tuple[int, ...], np.dtype], ...]
     wide: bool  # as far as the width decides
+    reduces: bool
 
 
 class Launcher:
@@ -43,7 +45,8 @@ class Launcher:
 
     def __call__(self, out=None, **arguments):
         operands = [arguments[name] for name in self._recipe.operands]
-        key = tuple((array.shape, array.strides, array.dtype) for array in operands)
+        numbers = tuple(arguments[name] for name in self._recipe.params)  # a bad one is refused by the steps' contracts
+        key = (numbers, *((array.shape, array.strides, array.dtype) for array in operands))
         if key not in self._plans:
             if len(self._plans) >= _MOST_FORMS:
                 self._plans.clear()
@@ -67,8 +70,7 @@ class Launcher:
         wide_ones = [one.extent == ELEMENT for one in plan.program.targets]
         pointers += [(target, plan.width) for target, rows in zip(targets, wide_ones) if rows]
         wide = plan.wide and all(_aligned(runtime, array, stride) for array, stride in pointers)
-        with np.errstate(over="ignore"):
-            params = [np.float32(arguments[name]) for name in plan.program.params]
+        params = [_single(arguments[name]) for name in plan.program.params]
         if not self._launch(plan, wide, [*sent, *targets, *params]):
             return NotImplemented
         return targets if len(targets) > 1 else targets[0]
@@ -89,13 +91,14 @@ class Launcher:
             (target.shape(lead, width, group), np.dtype(np.uint8) if target.nan is not None else as_dtype(target.dtype))
             for target in program.targets
         )
-        return _Plan(program, f"{recipe.name}_{tag(dtypes)}", math.prod(lead), width, forms, width % 8 == 0)
+        kernel, reduces = f"{recipe.name}_{tag(dtypes)}", bool(program.reductions)
+        return _Plan(program, kernel, math.prod(lead), width, forms, width % 8 == 0, reduces)
 
     def _launch(self, plan: _Plan, wide: bool, args: list) -> bool:
         op, family, rows, width = self._recipe.name, self._recipe.name, plan.rows, plan.width
         if not wide and plan.program.group:
             return False
-        if not plan.program.reductions:
+        if not plan.reduces:
             map_rows(op, family, plan.kernel, rows, width, wide, args, depth(plan.program))
         elif not wide or width > _SPAN * _TURNS:
             start(op, family, f"{plan.kernel}_long", rows, (256, 1), [rows, width, 0, *args])
@@ -107,6 +110,12 @@ class Launcher:
             threads = min(256, -(-width // 256) * 32)
             start(op, family, f"{plan.kernel}_block{turns}", rows, (threads, 1), [rows, width, 0, *args])
         return True
+
+
+@lru_cache(1024)
+def _single(value: float) -> np.float32:
+    with np.errstate(over="ignore"):
+        return np.float32(value)
 
 
 def _aligned(runtime, array, stride: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,15 +30,19 @@ class _Contiguous:
     c_contiguous = True
 
 
-def check_shapes(recipe: Recipe, operands: Mapping[str, object]) -> dict[str, int]:
-    """The recipe's axes, bound by its operands; ContractError naming the first operand of another shape."""
+def check_shapes(recipe: Recipe, operands: Mapping[str, object]) -> None:
+    """The operands against the recipe's axes; ContractError naming the first of another shape."""
+    _check_shapes(recipe, tuple(tuple(operands[name].shape) for name in recipe.operands))
+
+
+@lru_cache(4096)
+def _check_shapes(recipe: Recipe, shapes: tuple[tuple[int, ...], ...]) -> None:
     axes: dict[str, int] = {}
     for find in (bind_names, check_sizes):
-        for name, shape in recipe.operands.items():
-            fault = find(axes, shape, operands[name].shape)
+        for (name, wanted), shape in zip(recipe.operands.items(), shapes):
+            fault = find(axes, wanted, shape)
             if fault is not None:
-                raise ContractError(recipe.name, name, f"shape {tuple(operands[name].shape)}", fault)
-    return axes
+                raise ContractError(recipe.name, name, f"shape {shape}", fault)
 
 
 def check_steps(recipe: Recipe, program: Program, operands: Mapping[str, object], params: Mapping) -> None:
