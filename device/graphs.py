@@ -96,4 +96,4 @@ class GraphCache:
 def _signature(runtime: Runtime, array) -> tuple | None:
     if array is None:
         return None
-    return runtime.pointer(array), tuple(array.shape), tuple(array.strides), array.dtype.name
+    return runtime.pointer(array), tuple(array.shape), tuple(array.strides), array.dtype

@@ -68,6 +68,8 @@ _DTYPES = {
 class DecodeInputs:
     """One new token of each of up to `rows` requests, in memory that stays where it is, padded by rows without work.
 
+    `batch` is what a forward reads, views of `raw`.
+
     A row of padding has token 0, no slot, no keys and no query of its own, so that it changes no other row.
     """
 
@@ -76,8 +78,8 @@ class DecodeInputs:
             "token_ids": (rows,), "positions": (rows,), "slot_mapping": (rows,), "query_start_loc": (rows + 1,),
             "seq_lens": (rows,), "block_table": (rows, max_blocks), "sample_rows": (rows,),
         })  # fmt: skip
-        self._arrays, self._staging, self._raw = arrays, arrays.staging(layout.size), arrays.empty((layout.size,), "u1")
-        self._host, self.batch = layout.views(self._staging), layout.views(self._raw)
+        self._arrays, self._staging, self.raw = arrays, arrays.staging(layout.size), arrays.empty((layout.size,), "u1")
+        self._host, self.batch = layout.views(self._staging), layout.views(self.raw)
         self._host.sample_rows[...] = np.arange(rows)
 
     def load(self, batch: Batch) -> None:
@@ -89,7 +91,7 @@ class DecodeInputs:
         host.query_start_loc[: count + 1], host.query_start_loc[count + 1 :] = batch.query_start_loc, count
         host.block_table[...] = 0
         host.block_table[:count, : batch.block_table.shape[1]] = batch.block_table
-        self._arrays.upload(self._staging, self._raw)
+        self._arrays.upload(self._staging, self.raw)
 
 
 @dataclass(frozen=True)

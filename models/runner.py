@@ -65,8 +65,8 @@ class Runner:
         if report is None:
             report = self._reports[size, top] = Report(self.arrays, size, top)
         inputs.load(batch)
-        named = [*vars(inputs.batch).values(), report.raw]
-        self.graphs.run("decode", lambda: self._step(inputs.batch, self._kept, report), named)
+        step = lambda: self._step(inputs.batch, self._kept, report)
+        self.graphs.run("decode", step, [inputs.raw, report.raw])
         vocab = self.decoder.config.vocab_size
         return Scores(self.arrays, self._raw(size, vocab), self._kept("logprobs", (size, vocab), _F32), report)
 
