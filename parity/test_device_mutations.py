@@ -99,8 +99,8 @@ WRONGS = {
     },
     "matmul": {
         "half a turn further": ("k += TURN;", "k += TURN / 2;"),
-        "do not wait for the weights": ("""        copies_arrive_but<STAGES - 1>();
-        i64 k = (i64)turn""", "        i64 k = (i64)turn"),
+        "do not wait for the weights": ("        copies_arrive_but<STAGES - 2>();\n", ""),
+        "lanes do not wait for each other": ("        warp_meets();", "        "),
         "round the product": ("sum[r][m] = vt_fma(x[j], y[r][j], sum[r][m])", "sum[r][m] += x[j] * y[r][j]"),
         "the upper rows unswapped": ("((BM / 2 + y0) ^ x_swap)", "(BM / 2 + y0)"),
         "chains in one place": ("(chain * tiles + number)", "number"),

@@ -279,16 +279,19 @@ extern "C" __global__ void __launch_bounds__(256)
 #ifdef __CUDACC__
 VT_FN void copies_sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LATEST> VT_FN void copies_arrive_but() { asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory"); }
+VT_FN void warp_meets() { __syncwarp(); }
 #else
 VT_FN void copies_sent() {}
 template <int LATEST> VT_FN void copies_arrive_but() { copies_arrive(); }
+VT_FN void warp_meets() { __shfl_xor_sync(0xffffffffu, 0.0f, 1); }
 #endif
 
-// Up to M rows of `a`; a warp takes R rows of weights, lane l chain l of each. The weights of STAGES turns are on their
-// way into shared memory, WORDS times 16 bytes a lane and row; a lane reads what it sent for itself. Rows beyond the edge
-// are the last one once more, and not stored.
+// Up to M rows of `a`; a warp takes R rows of weights, lane l chain l of each. The weights of STAGES - 1 turns are on
+// their way into shared memory, WORDS times 16 bytes a lane and row: neighbouring lanes send for neighbouring bytes, for
+// past the first-level cache every sector that two instructions share is read twice. Rows beyond the edge are the last
+// one once more, and not stored.
 template <int M, int R, int STAGES, int WORDS> VT_FN void few(PRODUCT_PARAMETERS) {
-    __shared__ uint4 ring[FEW_WARPS][STAGES][R][WORDS][32];
+    __shared__ uint4 ring[FEW_WARPS][STAGES][R][WORDS * 32];
     __shared__ float sums[FEW_WARPS][R * M][CHAINS + 1];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, item = item_size((int)b_kind);
     i64 first = ((i64)blockIdx.x * FEW_WARPS + warp) * R;
@@ -296,19 +299,21 @@ template <int M, int R, int STAGES, int WORDS> VT_FN void few(PRODUCT_PARAMETERS
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         i64 n = first + r < columns ? first + r : columns - 1;
-        b_row[r] = (const char*)b + (n * b_stride + lane * PIECE) * item;
+        b_row[r] = (const char*)b + n * b_stride * item + lane * 16;
     }
 #pragma unroll
     for (int m = 0; m < M; ++m) a_row[m] = (const char*)a + (m < rows ? m : rows - 1) * a_stride * item_size((int)a_kind);
 
     int turns = (int)((depth + TURN - 1) / TURN);
+    auto place = [](int word) { return word ^ (word >> 3 & 3); };  // readers, every second or fourth, meet in no bank
     auto send = [&](int turn) {
-        if ((i64)turn * TURN + lane * PIECE < depth) {
+        i64 from = (i64)turn * TURN * item;
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) {
+            if (w >= item || from + w * 512 + lane * 16 >= depth * item) continue;
 #pragma unroll
             for (int r = 0; r < R; ++r)
-#pragma unroll
-                for (int w = 0; w < WORDS; ++w)
-                    if (w < item) copy_async(&ring[warp][turn % STAGES][r][w][lane], b_row[r] + (i64)turn * TURN * item + w * 16);
+                copy_async(&ring[warp][turn % STAGES][r][place(w * 32 + lane)], b_row[r] + from + w * 512);
         }
         copies_sent();
     };
@@ -316,8 +321,9 @@ template <int M, int R, int STAGES, int WORDS> VT_FN void few(PRODUCT_PARAMETERS
 #pragma unroll
     for (int t = 0; t < STAGES - 1; ++t) send(t);
     for (int turn = 0; turn < turns; ++turn) {
+        copies_arrive_but<STAGES - 2>();
+        warp_meets();  // this turn's weights are there for all lanes, and none reads the last turn's any more
         send(turn + STAGES - 1);
-        copies_arrive_but<STAGES - 1>();
         i64 k = (i64)turn * TURN + lane * PIECE;
         if (k >= depth) continue;
 #pragma unroll
@@ -325,11 +331,12 @@ template <int M, int R, int STAGES, int WORDS> VT_FN void few(PRODUCT_PARAMETERS
             float y[R][8];
 #pragma unroll
             for (int r = 0; r < R; ++r) {
+                const uint4* words = ring[warp][turn % STAGES][r];
+                int word = lane * item + h * (item / 2);
                 Raw<8> raw;
-                int w = item == 4 ? 2 * h : h;
-                raw.a = ring[warp][turn % STAGES][r][w][lane];
+                raw.a = words[place(word)];
                 raw.b = raw.a;
-                if (item == 4) raw.b = ring[warp][turn % STAGES][r][w + 1][lane];
+                if (item == 4) raw.b = words[place(word + 1)];
                 widen(y[r], raw, (int)b_kind);
             }
 #pragma unroll
