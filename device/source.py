@@ -20,7 +20,12 @@ _generated: dict[str, tuple[Callable[[], str], bool]] = {}
 
 
 def generate(family: str, text: Callable[[], str], *, ahead: bool) -> None:
-    """Add a family whose source is `text()`, the same at every call; ahead: it is built and recorded with the others."""
+    """Add a family whose source is `text()`, the same at every call; ahead: it is built and recorded with the others.
+
+    Raises ContractError where the name is that of a .cu file.
+    """
+    if (FOLDER / f"{family}.cu").exists():
+        raise ContractError("build", "family", repr(family), f"a name other than that of cuda/{family}.cu")
     _generated[family] = (text, ahead)
 
 

@@ -156,6 +156,11 @@ def test_sources_follow_from_recipes():
     assert {"chain.cuh", f"{recipe.name}.cu", "vt_math.cuh"} <= set(source.texts_of(recipe.name))
 
 
+def test_a_kernel_file_keeps_its_name():
+    with pytest.raises(ContractError, match=r"'norm', want a name other than that of cuda/norm\.cu"):
+        source.generate("norm", lambda: "", ahead=False)
+
+
 def test_what_no_kernel_can_hold_is_said():
     recipe = _norm_then("groups_of_4", step("per_token_group_quant_fp8", "out scale", x="y", group_size=4))
     with pytest.raises(NotRowwise, match="groups_of_4: groups of 4, which are no neighbouring lanes"):
