@@ -11,6 +11,7 @@ from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
 from .launch import KINDS, PROVIDER, kind, results, start, vectors
+from .runtime import current
 from .scratch import scratch
 
 _CHUNK = 128
@@ -82,20 +83,22 @@ class _Call:
         blocks = items * self.kv_heads * -(-self.group // together)
         splits = min(self.chunks, max(1, _BLOCKS // blocks))
         partial = items * self.heads * self.chunks
-        if partial * (self.width + 2) * 4 > _PARTIAL:
+        if partial * (self.width + 2) * 4 > _PARTIAL or not self.width:
             splits = 1
         tile = 64 // dims if self.item == 2 else 32 if dims == 1 else 16
         stages = 2 if self.item == 4 and dims == 4 else 4
         shared = _PLACES + together * 4 * (self.padded + _CHUNK + 2) + stages * tile * self.pitch
         parts = tops = totals = None
         if splits > 1:
-            block = scratch.take("attention", partial * (self.width + 2) * 4).view(np.float32)
-            parts, tops, totals = block, block[partial * self.width :], block[partial * (self.width + 1) :]
+            block = scratch.take("attention", partial * (self.width + 2) * 4)
+            parts = current().pointer(block)
+            tops = parts + 4 * partial * self.width
+            totals = tops + 4 * partial
         args = [*self._args, self.pitch, parts, tops, totals, self.chunks, splits, int(by_request)]
         kernel = f"attention_decode_{self.name}_{together}x{dims}"
         start(self.op, "attention", kernel, blocks * splits, (128, 1), args, shared)
         if splits > 1:
-            start(self.op, "attention", "attention_join", items * self.heads, (128, 1), args)
+            start(self.op, "attention", "attention_join", items * self.heads * -(-self.width // 128), (128, 1), args)
 
     def _prefill(self, skip_single: bool) -> None:
         widest, pairs = next(each for each in _PREFILL if self.width <= each[0])

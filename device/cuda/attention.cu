@@ -241,26 +241,31 @@ DECODE(f32, F32, 4, 1)
 DECODE(f32, F32, 4, 2)
 DECODE(f32, F32, 4, 4)
 
-// A block one item and query head: its chunks' partial results, merged in sequence. The maxima so far are found first,
-// by one thread a chunk, so that the exponentials of 128 chunks are evaluated at once.
+// A block one item, query head and 128 dims: the chunks' partial results, merged in sequence. The maxima so far are found
+// first, by one thread a chunk, so that the exponentials of 128 chunks are evaluated at once.
 extern "C" __global__ void __launch_bounds__(128) attention_join(ATTENTION_PARAMETERS, SPLIT_PARAMETERS) {
-    __shared__ float tops_here[128], old[128], added[128], last_top;
+    __shared__ float tops_here[128], old[128], added[128], sums[128], last_top;
     const Attention a(ATTENTION_NAMES);
-    int number = blockIdx.x / a.heads, head = blockIdx.x % a.heads, thread = threadIdx.x;
+    int slices = (a.width + 127) / 128, at = blockIdx.x / slices, thread = threadIdx.x;
+    int number = at / a.heads, head = at % a.heads, d = blockIdx.x % slices * 128 + thread;
     Item item = find_item(a, number, by_request != 0);
     if (item.absent) return;
     Span span = item.span;
-    bool seen = span.first <= span.last;
+    bool seen = span.first <= span.last, mine = d < a.width;
     int count = seen ? span.last / CHUNK - span.first / CHUNK + 1 : 0;
     i64 from = ((i64)number * a.heads + head) * chunks;
     State state = {-VT_INF, 0.0f};
-    float mixed[4] = {};
+    float mixed = 0.0f;
     for (int first = 0; first < count; first += 128) {
         int here = count - first < 128 ? count - first : 128;
-        if (thread < here) tops_here[thread] = tops[from + first + thread];
+        if (thread < here) {
+            tops_here[thread] = tops[from + first + thread];
+            sums[thread] = totals[from + first + thread];
+        }
         __syncthreads();
         if (thread < here) {
             float before = state.top;
+#pragma unroll 8
             for (int i = 0; i < thread; ++i) before = vt_maximum(before, tops_here[i]);
             State own = {before, 0.0f};
             Factors f = merge_chunk(own, {tops_here[thread], 0.0f});
@@ -270,27 +275,18 @@ extern "C" __global__ void __launch_bounds__(128) attention_join(ATTENTION_PARAM
         }
         __syncthreads();
         state.top = last_top;
-        const float* values = parts + (from + first) * a.width;
-#pragma unroll 4
+        const float* values = parts + (from + first) * a.width + (mine ? d : 0);
+#pragma unroll 8
         for (int i = 0; i < here; ++i) {
             float keep = old[i], take = added[i];
-            state.total = vt_fma(state.total, keep, totals[from + first + i] * take);
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                int d = thread + 128 * n;
-                if (d < a.width) mixed[n] = vt_fma(mixed[n], keep, values[(i64)i * a.width + d] * take);
-            }
+            state.total = vt_fma(state.total, keep, sums[i] * take);
+            mixed = vt_fma(mixed, keep, values[(i64)i * a.width] * take);
         }
         __syncthreads();
     }
     Ending ending = end_row(a, state, head);
-    if (thread == 0) a.write_lse(item.row, head, seen ? ending.lse : -VT_INF);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        int d = thread + 128 * n;
-        if (d < a.width)
-            a.write_out(item.row, head, d, seen ? end_value(mixed[n], ending.sink, ending.inverse) : 0.0f);
-    }
+    if (d == 0) a.write_lse(item.row, head, seen ? ending.lse : -VT_INF);
+    if (mine) a.write_out(item.row, head, d, seen ? end_value(mixed, ending.sink, ending.inverse) : 0.0f);
 }
 
 #define PREFILL_THREADS 256
@@ -429,7 +425,8 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
 #pragma unroll
         for (int i = 0; i < 2 * RT; ++i) {
             int m = 2 * warp + (i & 1) + 16 * (i >> 1);
-            State state = states[m];
+            State state = {-VT_INF, 0.0f};  // only the first lane's counts: it alone may touch `states`
+            if ((thread & 31) == 0) state = states[m];
             Factors f = merge_chunk(state, chunk_softmax(scores + m * SCORES, a.p_kind));
             if ((thread & 31) == 0) {
                 states[m] = state;
