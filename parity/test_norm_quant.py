@@ -271,7 +271,7 @@ def test_fused_quantisers_against_vllm():
             mine = ours["scale"].astype(np.float64)
             assert_within(scale, mine, mine * (moved + 2.0**-18), what)
             off = np.abs(scale - mine) > mine * 2.0**-18
-            assert off.mean() <= flip_share(2 * 22, off.size), what
+            assert off.sum() <= max(1, flip_share(2 * 22, off.size) * off.size), what
         if "group_size" in call:
             scale = np.repeat(scale, call["group_size"], axis=-1)
         out, near = golden.outputs["out"], 2.0**-18 if y.dtype == np.float64 else TIES + NEAR
