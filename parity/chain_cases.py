@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from vtlab import ops
 from vtlab.device import runtime
-from vtlab.device.fusion import GENERATED
+from vtlab.device.fusion import GENERATED, launching
 from vtlab.ops import fusion, providers
 from vtlab.ops.dtypes import dtype
 from vtlab.ops.fusion import Recipe, compose, slot_of, trace
@@ -29,17 +30,20 @@ _GROUPS = ((3, 128), (5, 256), (2, 384), (1, 2176), (40, 128), (0, 128))
 
 @dataclass(frozen=True)
 class ChainCase:
-    """A recipe on `rows` rows of `width`; `special` plants infinities, NaN, subnormals in rows and weights."""
+    """A recipe on `rows` rows of `width`; `special` plants infinities, NaN, subnormals in rows and weights;
+    `many` lets these rows count as many, which have kernels of their own.
+    """
 
     recipe: Recipe
     dtypes: tuple[str, ...]
     rows: int
     width: int
     special: bool = False
+    many: bool = False
 
     def __str__(self) -> str:
         letters = "".join(name[0] for name in self.dtypes)
-        return f"{self.recipe}-{letters}-{self.rows}x{self.width}" + "-special" * self.special
+        return f"{self.recipe}-{letters}-{self.rows}x{self.width}" + "-special" * self.special + "-many" * self.many
 
     @property
     def op(self) -> str:
@@ -93,6 +97,8 @@ def chain_cases() -> Iterator[ChainCase]:
             for rows, width in shapes:
                 yield ChainCase(recipe, tuple(names.split()), rows, width)
                 yield ChainCase(recipe, tuple(names.split()), rows, width, special=True)
+                if program.reductions and 2048 < width <= 8192:
+                    yield ChainCase(recipe, tuple(names.split()), rows, width, many=True)
 
 
 def mirror_of(recipe: Recipe, operands: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -111,8 +117,24 @@ def call(device, recipe: Recipe, arguments: dict, *realisations: str) -> object:
         return providers.call(slot_of(recipe), "cuda", bind(recipe, arguments) | out)
 
 
+@contextlib.contextmanager
+def counted(case: ChainCase) -> Iterator[None]:
+    """Where the case says so, any number of rows is many."""
+    kept = launching.FEW_ROWS
+    launching.FEW_ROWS = 0 if case.many else kept
+    try:
+        yield
+    finally:
+        launching.FEW_ROWS = kept
+
+
 def check_chain(device, case: ChainCase) -> None:
     """The mirror's bytes: fresh, into poisoned `out` between sentinels, with fewer rows beside; operands are kept."""
+    with counted(case):
+        _check(device, case)
+
+
+def _check(device, case: ChainCase) -> None:
     recipe, host = case.recipe, case.arguments()
     want = mirror_of(recipe, host) if case.rows else None
     sent = {name: device.send(value) for name, value in host.items()}

@@ -13,7 +13,7 @@ from vtlab.ops.errors import ContractError
 from vtlab.ops.fusion import COMPOSITE, NotRowwise, Param, Recipe, compose, declare, step, trace
 from vtlab.ops.numerics import round_to
 
-from .chain_cases import call, chain_cases, check_chain, generated_chains, mirror_of, operands_of
+from .chain_cases import call, chain_cases, check_chain, counted, generated_chains, mirror_of, operands_of
 from .compare import assert_bytes
 from .device_run import Cuda, Emulated, tupled
 from .emulation import compiler, kernels
@@ -47,7 +47,8 @@ def test_every_generated_kernel_runs():
     device = Emulated()
     for case in CASES:
         if not case.special:
-            call(device, case.recipe, {name: device.send(value) for name, value in case.arguments().items()})
+            with counted(case):
+                call(device, case.recipe, {name: device.send(value) for name, value in case.arguments().items()})
     assert set(device.runtime.launched) == {name for family in generated_chains() for name in kernels(family)}
 
 

@@ -5,9 +5,10 @@
 // The ladder:
 // 1. *_long: a block of 256 a row of any width and address, an element at a time; what it needs again it computes again.
 // 2. *_rows: rows of up to 256, several to a warp. *_block1, *_block4: a block a row of up to 2048 or 8192, read once,
-//    everything between its loads and its stores in registers. block4 reads what all rows share when it needs it: held
-//    from the start it would cost registers, and with them rows under way.
-// 3. *_v8, *_v1: chains without a reduction over the row, on a grid of rows and columns.
+//    everything between its loads and its stores in registers.
+// 3. block4 reads what all rows share when it needs it: held from the start it would cost registers, and with them rows
+//    under way. *_few4, for few rows: it is sent for with the row, whose latency hides its own.
+// 4. *_v8, *_v1: chains without a reduction over the row, on a grid of rows and columns.
 #pragma once
 #include "e4m3.cuh"
 #include "fast.cuh"
@@ -93,9 +94,9 @@ struct LanesFrame {
     }
 };
 
-template <int TURNS_> struct BlockFrame {
+template <int TURNS_, bool EARLY_> struct BlockFrame {
     static constexpr int V = 8, TURNS = TURNS_;
-    static constexpr bool EARLY = TURNS == 1;
+    static constexpr bool EARLY = EARLY_;
     i64 row;
     int width, first;
     float* warps;  // 8 floats for each reduction of the kernel

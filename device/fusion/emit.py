@@ -32,7 +32,7 @@ def tag(dtypes: tuple[str, ...]) -> str:
 def variants(program: Program) -> tuple[str, ...]:
     """How a program's kernels share rows (chain.cuh). Groups need threads that hold eight neighbours."""
     if program.reductions:
-        return ("rows", "block1", "block4") + (() if program.group else ("long",))
+        return ("rows", "block1", "few4", "block4") + (() if program.group else ("long",))
     return ("v8",) if program.group else ("v8", "v1")
 
 
@@ -83,15 +83,16 @@ class _Printer:
         yield from self._body(parameters)
         turns, count = depth(self.program), len(self.program.reductions)
         frames = {
-            "rows": (128, "LanesFrame(rows, width, (int)shape)"), "block1": (256, "BlockFrame<1>(width, warps)"),
-            "block4": (256, "BlockFrame<4>(width, warps)"), "v8": (256, f"MapFrame<8, {turns}>(rows, width, shape)"),
+            "rows": (128, "LanesFrame(rows, width, (int)shape)"), "block1": (256, "BlockFrame<1, true>(width, warps)"),
+            "few4": (256, "BlockFrame<4, true>(width, warps)"), "block4": (256, "BlockFrame<4, false>(width, warps)"),
+            "v8": (256, f"MapFrame<8, {turns}>(rows, width, shape)"),
             "v1": (256, f"MapFrame<1, {turns}>(rows, width, shape)"), "long": (256, ""),
         }  # fmt: skip
         for variant in variants(self.program):
             threads, frame = frames[variant]
             yield ""
             yield f'extern "C" __global__ void __launch_bounds__({threads}) {self.name}_{variant}({parameters}) {{'
-            if variant in ("block1", "block4", "long"):
+            if variant in ("block1", "few4", "block4", "long"):
                 yield f"    __shared__ float warps[{8 * count}];"
             if variant == "long":
                 yield from self._long()

@@ -19,6 +19,7 @@ from ..runtime import current
 from .emit import depth, tag
 
 _SPAN, _TURNS, _LANES = 2048, 4, 256
+FEW_ROWS = 264  # two for each multiprocessor of a large GPU
 _MOST_FORMS = 1024
 
 
@@ -106,9 +107,9 @@ class Launcher:
             lanes = 1 << (width // 8 - 1).bit_length()
             start(op, family, f"{plan.kernel}_rows", -(-rows * lanes // 128), (128, 1), [rows, width, lanes, *args])
         else:
-            turns = 1 if width <= _SPAN else _TURNS
+            form = "block1" if width <= _SPAN else "few4" if rows <= FEW_ROWS else "block4"
             threads = min(256, -(-width // 256) * 32)
-            start(op, family, f"{plan.kernel}_block{turns}", rows, (threads, 1), [rows, width, 0, *args])
+            start(op, family, f"{plan.kernel}_{form}", rows, (threads, 1), [rows, width, 0, *args])
         return True
 
 
