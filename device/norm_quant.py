@@ -19,6 +19,7 @@ from .quant_fp8 import (
     CODES,
     LONGEST,
     NAN_CODES,
+    ROW_BLOCK,
     RULES,
     SCALES,
     TEAM,
@@ -98,12 +99,32 @@ def rms_norm_quant_fp8(x, weight, scale, *, residual=None, eps=1e-6, gemma=False
 
 @providers.provider("rms_norm_gated_quant_fp8", "cuda", PROVIDER)
 def rms_norm_gated_quant_fp8(x, gate, weight, scale, *, eps=1e-6, sigmoid_gate=False, out=None):
-    """oracle.norm_quant.rms_norm_gated_quant_fp8: two kernels."""
-    op = "rms_norm_gated_quant_fp8"
+    """oracle.norm_quant.rms_norm_gated_quant_fp8."""
+    op, width, nan = "rms_norm_gated_quant_fp8", x.shape[-1], NAN_CODES["vt"]
     (target,) = results(op, out, (x, gate, weight, scale), (x.shape, CODES))
+    gate, rows, gate_stride = as_rows(op, "gate", gate)
+    lanes = 1 << max(0, (-(-width // VECTOR) - 1).bit_length())
+    wide = whole_vectors(width, target, (x, width), (gate, gate_stride), (weight, width))
+    if wide and 0 < lanes <= 32 and all(kind(array) == KINDS["bfloat16"] for array in (x, gate, weight)):
+        args = [
+            rows,
+            width,
+            x,
+            weight,
+            gate,
+            gate_stride,
+            np.float32(eps),
+            int(sigmoid_gate),
+            scale,
+            target,
+            nan,
+            lanes,
+        ]
+        start(op, "norm_quant", "gated_rows", -(-rows * lanes // ROW_BLOCK), (ROW_BLOCK, 1), args)
+        return target
     y = _scratch(x.shape, _BF16)
     rms_norm_gated(x, gate, weight, eps=eps, sigmoid_gate=sigmoid_gate, out_dtype=_BF16, out=y)
-    static_codes(op, y, scale, NAN_CODES["vt"], target)
+    static_codes(op, y, scale, nan, target)
     return target
 
 

@@ -79,7 +79,9 @@ EDGES: dict[str, list[dict]] = {
     ],
     "rms_norm_gated_quant_fp8": [
         {"...": (5, 4), "D": 128, **_16, "gate": "bfloat16"}, {"...": (3,), "D": 7, "sigmoid_gate": True},
-        {"...": (0,), "D": 8},
+        {"...": (0,), "D": 8}, {"...": (2,), "D": 0}, {"...": (2,), "D": 264, **_16, "gate": "bfloat16"},
+        *({"...": (9,), "D": D, **_16, "gate": "bfloat16", "sigmoid_gate": s}
+          for D, s in ((8, False), (72, True), (256, True))),
     ],
     "rms_norm_dynamic_per_token_quant": [
         *({"quant_dtype": "float8_e4m3fn", **case} for case in _NORMS),

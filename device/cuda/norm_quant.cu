@@ -192,6 +192,36 @@ NORM_KERNELS(token_add, TOKEN, NORMED_ADD((int)flags & NATIVE))
 NORM_KERNELS(group_alone, GROUP, NORMED_ALONE((int)flags & NATIVE))
 NORM_KERNELS(group_add, GROUP, NORMED_ADD((int)flags & NATIVE))
 
+// y = ((x * inv) * w) * act(gate), rounded, of rows of at most 256 elements.
+extern "C" __global__ void __launch_bounds__(128) gated_rows(
+    i64 rows, i64 width, const void* x, const void* weight, const void* gate, i64 gate_stride, float eps, i64 sigmoid,
+    const float* scale, unsigned char* out, i64 nan, i64 lanes) {
+    int team = (int)lanes, first = (threadIdx.x & (team - 1)) * 8;
+    i64 row = (i64)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+    bool inside = row < rows && first < width;
+    Raw<8> a, b, c;
+    float v[8] = {}, w[8], z[8], y[8], partial = 0.0f;
+    if (inside) {
+        a = fetch<8>(x, row * width + first, BF16);
+        b = fetch<8>(weight, first, BF16);
+        c = fetch<8>(gate, row * gate_stride + first, BF16);
+        widen(v, a, BF16);
+        add_squares(partial, v);
+    }
+    float inverse = inverse_root(tree_of_lanes(partial, team), (float)width, eps);
+    if (!inside) return;
+    widen(w, b, BF16);
+    widen(z, c, BF16);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = v[j] * inverse * w[j];
+    if (sigmoid) gate_products<false>(y, z, v, F32, BF16);
+    else gate_products<true>(y, z, v, F32, BF16);
+    float factor = 1.0f / scale[0];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) y[j] = through(y[j], BF16) * factor;
+    store_e4m3(out, row * width + first, y, (unsigned)nan);
+}
+
 #define DEPTH 2        // vectors a thread of the static kernels, device/norm_quant.py
 #define GROUP_DEPTH 2  // and of silu_group_bf16_v8
 
