@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from vtlab.ops.contract import Bound, Choice, Parity, Scalar, Tensor, refuse
-from vtlab.ops.dtypes import FLOATS, dtype
+from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.numerics import widen
 from vtlab.ops.table import op
 
 _F32 = ("float32",)
+_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def _scales(arguments, results):
@@ -44,7 +46,7 @@ def _lse(rng, axes):
         "empty": Choice(("prefix", "zeros")),
         "output_scale": Scalar(above=0, optional=True),
     },
-    returns={"out": Tensor("T H D", (*FLOATS, "float8_e4m3fn")), "lse": Tensor("H T", _F32)},
+    returns={"out": Tensor("T H D", (*FLOATS, "uint8"), holds="float8_e4m3fn"), "lse": Tensor("H T", _F32)},
     rounding=("out = round(prefix_out * wp + suffix_out * ws), then float8 where scaled: one rounding", "lse"),
     order="elementwise",
     parity=Parity("bytes"),
@@ -69,7 +71,7 @@ def merge_attn_states(
     """out = (exp(pl - m) prefix_out + exp(sl - m) suffix_out) / (exp(pl - m) + exp(sl - m)), m = max(pl, sl).
 
     Shapes: prefix_out, suffix_out [T, H, D] in one dtype, prefix_lse, suffix_lse [H, T] float32. Returns (out, lse):
-    out in that dtype, or float8_e4m3fn of out / output_scale; lse = m + log(exp(pl - m) + exp(sl - m)).
+    out in that dtype, or uint8 codes of float8_e4m3fn of out / output_scale; lse = m + log(exp(pl - m) + exp(sl - m)).
     Tokens from `prefill_tokens_with_context` on have no prefix: suffix_out and suffix_lse pass as they are. Where both
     sides are empty (lse -inf, or +inf) the lse is -inf and out the prefix's row, or zeros with empty="zeros".
     Rounding points: one, the store of `out`: 1 / output_scale multiplies the unrounded mix. The weights are quotients,
@@ -95,5 +97,6 @@ def merge_attn_states(
     lse = nx.where(merged, nx.where(none, nothing, nx.add(nx.log(total), finite)), sides[1])
     if output_scale is not None:
         mixed = nx.mul(mixed, nx.div(nx.const(1), nx.const(output_scale)))
-    out = nx.store(mixed, prefix_out.dtype if output_scale is None else dtype("float8_e4m3fn"))
-    return out, nx.store(lse, np.float32)
+    stored = prefix_out.dtype if output_scale is None else _E4M3
+    out = nx.store(mixed, stored)
+    return out if output_scale is None else out.view(np.uint8), nx.store(lse, np.float32)
