@@ -136,12 +136,9 @@ def check_chain(device, case: ChainCase) -> None:
 
 def _check(device, case: ChainCase) -> None:
     recipe, host = case.recipe, case.arguments()
-    want = mirror_of(recipe, host) if case.rows else None
+    want = mirror_of(recipe, host)
     sent = {name: device.send(value) for name, value in host.items()}
     results = tupled(call(device, recipe, dict(sent)))
-    if want is None:
-        assert all(result.shape[0] == 0 for result in results)
-        return
     _compare(case, [device.fetch(result) for result in results], want, "")
     frames = [Framed(device, expected.shape, expected.dtype) for expected in want]
     outs = tuple(frame.inner for frame in frames)
