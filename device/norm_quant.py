@@ -22,11 +22,11 @@ from .quant_fp8 import (
     ROW_BLOCK,
     RULES,
     SCALES,
-    TEAM,
     fits_lanes,
     floored_codes,
     start_rows,
     start_vectors,
+    start_warps,
     static_codes,
     steps,
     token_codes,
@@ -191,6 +191,7 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
     if not rows or not half:
         return target, scale
     row_step, group_step = steps(op, scale)
+    group_size = min(group_size, half)
     args = [
         rows, half, x, kind(x), group_size, scale_ub, target, scale, row_step, group_step, RULES[rounding],
         NAN_CODES[rounding],
@@ -201,5 +202,5 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
         plain = kind(x) == KINDS["bfloat16"] and rounding == "vt"
         start_vectors(op, "norm_quant", "silu_group", plain, count, _GROUP_DEPTH, args)
     else:
-        start(op, "norm_quant", "silu_group_any", -(-rows * shape[-1] // 8), (TEAM, 1), args)
+        start_warps(op, "norm_quant", "silu_group_any", rows, half, group_size, args)
     return target, scale

@@ -168,6 +168,7 @@ def group_codes(op, x, group_size, scale_ub, eps, rounding, nan, flags, target, 
     if not rows or not width:
         return
     row_step, group_step = steps(op, scale)
+    group_size = min(group_size, width)
     args = [
         rows, width, x, stride, kind(x), group_size, scale_ub, target, scale, row_step, group_step, np.float32(eps),
         RULES[rounding], nan, flags,
@@ -177,7 +178,7 @@ def group_codes(op, x, group_size, scale_ub, eps, rounding, nan, flags, target, 
     if whole and fits_lanes(group_size) and whole_vectors(width, target, (x, stride)):
         start_vectors(op, "quant_fp8", "group", kind(x) == KINDS["bfloat16"], count, _GROUP_DEPTH, args)
     else:
-        start(op, "quant_fp8", "group_any", -(-rows * -(-width // group_size) // 8), (TEAM, 1), args)
+        start_warps(op, "quant_fp8", "group_any", rows, width, group_size, args)
 
 
 def start_vectors(op: str, family: str, kernel: str, bf16: bool, count: int, depth: int, args: list) -> None:
@@ -187,6 +188,14 @@ def start_vectors(op: str, family: str, kernel: str, bf16: bool, count: int, dep
     else:
         block = 32 if count < FEW_VECTORS // 4 else 128
         start(op, family, f"{kernel}_v8", -(-count // block), (block, 1), args)
+
+
+def start_warps(op: str, family: str, kernel: str, rows: int, width: int, group_size: int, args: list) -> None:
+    """Launch `kernel`, a warp a group; it counts groups and what a row holds in 32 bits."""
+    count = rows * -(-width // group_size)
+    if max(count, width + group_size) >= 2**32:
+        raise ContractError(op, "group_size", f"{count} groups of {group_size}", "groups and rows under 2**32")
+    start(op, family, kernel, -(-count // 8), (TEAM, 1), args)
 
 
 def fits_lanes(group_size: int) -> bool:

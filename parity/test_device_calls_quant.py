@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vtlab import oracle
+from vtlab.device.quant_fp8 import start_warps
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
@@ -134,6 +135,12 @@ def test_divisions_decide_where_products_might_err(device, largest):
     )
     for rounding in ("vllm", "vllm_native"):
         compare(device, "dynamic_per_token_scaled_fp8_quant", {"x": row, "rounding": rounding})
+
+
+def test_more_groups_than_32_bits_count_are_refused():
+    for rows, width, group_size in ((2**31, 4, 2), (1, 2**32, 128)):
+        with pytest.raises(ContractError, match="groups and rows under"):
+            start_warps("per_token_group_quant_fp8", "quant_fp8", "group_any", rows, width, group_size, [])
 
 
 def test_more_elements_than_all_threads_take_at_once(device):

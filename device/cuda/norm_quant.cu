@@ -325,10 +325,10 @@ extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAM
 
 // A warp a group of any size; what it needs again it computes again.
 extern "C" __global__ void __launch_bounds__(256) silu_group_any(SILU_GROUP_PARAMETERS) {
-    i64 groups = (width + group_size - 1) / group_size;
-    i64 number = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    unsigned groups = ((unsigned)width + (unsigned)group_size - 1) / (unsigned)group_size;
+    unsigned number = blockIdx.x * 8 + (threadIdx.x >> 5);  // of 32 bits: the launcher refuses more
     bool inside = number < rows * groups;
-    i64 row = number / groups, group = number - row * groups;
+    i64 row = number / groups, group = number - (unsigned)row * groups;
     i64 begin = group * group_size, end = begin + group_size < width ? begin + group_size : width;
     float y[1];
     auto value = [&](i64 at) {

@@ -257,10 +257,10 @@ extern "C" __global__ void __launch_bounds__(256) group_v8(GROUP_PARAMETERS) {
 
 extern "C" __global__ void __launch_bounds__(256) group_any(GROUP_PARAMETERS) {
     const GroupCodes codes = GROUP_CODES;
-    i64 groups = (width + group_size - 1) / group_size;
-    i64 number = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    unsigned groups = ((unsigned)width + (unsigned)group_size - 1) / (unsigned)group_size;
+    unsigned number = blockIdx.x * 8 + (threadIdx.x >> 5);  // of 32 bits: the launcher refuses more
     bool inside = number < rows * groups;
-    i64 row = number / groups, group = number - row * groups;
+    i64 row = number / groups, group = number - (unsigned)row * groups;
     i64 begin = group * group_size, end = begin + group_size < width ? begin + group_size : width;
     float v[1];
     unsigned top = 0;
