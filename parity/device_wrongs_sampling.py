@@ -41,7 +41,6 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "ties at the bound lost": ("if (code < least) continue;", "if (code <= least) continue;"),
         "columns beyond the row": ("if (column >= width) continue;", ""),
         "lists without an end": ("if (g.s.listed > ROOM) gather_ties", "if (false) gather_ties"),
-        "ties of NaN alone": ("else if (threadIdx.x == 0) g.s.listed = 0;", ""),
         "ascending": ("place += tile[i] > key;", "place += tile[i] < key;"),
         "column 0 overwritten": ("out_values[part.row * (n + 1) + 1 + place]",
                                  "out_values[part.row * (n + 1) + place]"),

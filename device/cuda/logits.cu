@@ -246,7 +246,7 @@ VT_FN Threshold threshold_of(Selection& s, const float* row, i64 width, unsigned
         // Of equal logits those of lower column go first: as many as may, the (dropped + 1)-th stays.
         const u64 each = weight(found.code);
         unsigned dropped = 0;
-        for (unsigned more = count - 1; dropped < more;) {
+        for (unsigned more = count ? count - 1 : 0; dropped < more;) {
             unsigned middle = dropped + (more - dropped + 1) / 2;
             if (past({0, below.mass + each * middle})) more = middle - 1;
             else dropped = middle;
