@@ -19,7 +19,8 @@ class Bench:
     """One shape of one op of a family.
 
     ours: prepares our call. peers: by name ("torch", "vllm", …) what prepares the same computation there; one that
-    raises ImportError, AttributeError or NotImplementedError is left out. bytes: each input read once, each output
+    raises ImportError, AttributeError or NotImplementedError is left out. others: other ways of our own to the same
+    result, e.g. op by op. bytes: each input read once, each output
     written once. flops: multiply-adds count two; unit: which peak they are measured against, "float32" or
     "bfloat16 tensor cores".
     """
@@ -28,6 +29,7 @@ class Bench:
     name: str
     ours: Prepare
     peers: Mapping[str, Prepare] = field(default_factory=dict)
+    others: Mapping[str, Prepare] = field(default_factory=dict, kw_only=True)
     bytes: int = 0
     flops: int = 0
     unit: str = "float32"

@@ -52,9 +52,9 @@ def chain(recipe: Recipe, T: int) -> Bench:
             launch = ops.providers.get_op(slot_of(recipe), "cuda")
         return lambda: launch(**bound)
 
-    peers = {"ops": lambda: _one_by_one(recipe, recipe.steps, operands())}
+    others = {"ops": lambda: _one_by_one(recipe, recipe.steps, operands())}
     if recipe.fast is not None:
-        peers["one op"] = lambda: _one_by_one(recipe, (recipe.fast,), operands())
+        others["one op"] = lambda: _one_by_one(recipe, (recipe.fast,), operands())
     rows = int(np.prod(lead))
     moved = sum(
         (rows if one.extent == ELEMENT else 1) * one.factor * width * (2 if one.dtype != "float32" else 4)
@@ -63,7 +63,7 @@ def chain(recipe: Recipe, T: int) -> Bench:
     )
     moved += sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in _forms(program, lead, width))
     work = sum(node.extent == ELEMENT and node.op != "load" for node in program.nodes) * rows * width
-    return Bench("fusion", f"{recipe.name} {'x'.join(map(str, (*lead, width)))}", ours, peers, moved, work)
+    return Bench("fusion", f"{recipe.name} {'x'.join(map(str, (*lead, width)))}", ours, {}, moved, work, others=others)
 
 
 def _forms(program: Program, lead: tuple[int, ...], width: int) -> list[tuple[tuple[int, ...], np.dtype]]:

@@ -36,9 +36,10 @@ def measure(bench: Bench, ceilings: Mapping[str, float], clean: Callable[[], Non
     ours = both(bench.ours, "ours")
     clean()
     peers = {}
-    for name, prepare in bench.peers.items():
+    sides = [("ours", item) for item in bench.others.items()] + [("peer", item) for item in bench.peers.items()]
+    for side, (name, prepare) in sides:
         try:
-            peers[name] = both(prepare, "peer")
+            peers[name] = both(prepare, side)
         except _ABSENT:
             continue
         finally:
