@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-F32 = np.float32
+F32 = np.dtype(np.float32)
 
 
 def cupy_normal(*shape: int, dtype=BF16, seed: int = 0):

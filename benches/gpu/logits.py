@@ -24,7 +24,7 @@ def benches() -> Iterator[Bench]:
 
 
 def cupy_logits(R: int, V: int = VOCABULARY):
-    return cupy_normal(R, V, dtype=F32) * F32(SPREAD)
+    return cupy_normal(R, V, dtype=F32) * F32.type(SPREAD)
 
 
 def torch_logits(R: int, V: int = VOCABULARY):
