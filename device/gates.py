@@ -8,12 +8,17 @@ import ml_dtypes
 import numpy as np
 
 from vtlab.ops import providers
+from vtlab.ops.errors import ContractError
 
 from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
+from .rope_posts import share
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype(np.float32)
-_THREADS = 256
+_THREADS, _FEW_THREADS = 256, 64
+_WARP = 32
+_HEADS = 4  # of a thread in gdn_post_conv_v8
+_MOST_TEAMS = 1 << 32
 
 
 def _rounded_to(x, rounding) -> tuple[np.dtype, int]:
@@ -83,8 +88,21 @@ def gdn_post_conv(
     wide = max(widths) <= 32 * VECTOR and all(
         vectors(width, (conv, stride), (q, head_k_dim), (k, head_k_dim), (v, value_width)) for width in widths
     )
-    lanes = 1 << (-(-max(widths) // VECTOR) - 1).bit_length() if wide else 32
-    threads = tokens * (2 * num_k_heads + heads) * lanes
-    kernel = f"gdn_post_conv_v{VECTOR if wide else 1}"
-    start(op, "gates", kernel, -(-threads // _THREADS), (_THREADS, 1), [*args, lanes])
+    if not wide:
+        warps = tokens * (2 * num_k_heads + heads)
+        start(op, "gates", "gdn_post_conv_v1", -(-warps * _WARP // _THREADS), (_THREADS, 1), args)
+        return q, k, v, g, beta
+    if not tokens:
+        return q, k, v, g, beta
+    shift = (-(-max(widths) // VECTOR) - 1).bit_length()
+    depth, small = share(tokens * (2 * num_k_heads + heads) << shift, _HEADS)
+    depth, threads = min(depth, 1 << shift), _FEW_THREADS if small else _THREADS
+    key_teams, value_teams = -(-2 * num_k_heads // depth), -(-heads // depth)
+    number = tokens * max(key_teams + value_teams, heads)
+    if number >= _MOST_TEAMS:
+        raise ContractError(op, "", f"{number} heads", f"less than {_MOST_TEAMS}")
+    gate_blocks, blocks = -(-tokens * heads // threads), -(-(tokens * (key_teams + value_teams) << shift) // threads)
+    every = 1 + -(-blocks // max(gate_blocks, 1))
+    deal = [every, shift, key_teams, key_teams + value_teams]
+    start(op, "gates", "gdn_post_conv_v8", max(gate_blocks, 1) * every, (threads, 1), [*args, *deal])
     return q, k, v, g, beta

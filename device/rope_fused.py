@@ -22,20 +22,26 @@ _LANES = 32
 _BF16 = KINDS["bfloat16"]
 
 
-def _start_front(op: str, tokens: int, heads: int, width: int, wide: bool, bf16: bool, args: list) -> None:
-    """Launch ``qk_norm_rope_bf16`` or ``_v8``, or for wide heads and odd ones ``_any_v8`` or ``_any_v1``."""
+def _start_front(op: str, tokens: int, heads: tuple[int, ...], width: int, wide: bool, bf16: bool, args: list) -> None:
+    """Launch ``qk_norm_rope_bf16`` or ``_v8``, or for wide heads and odd ones ``_any_v8`` or ``_any_v1``.
+
+    `heads`: how many q, k and the rest have.
+    """
     if not tokens * width:
         return
-    lanes, step = _LANES, heads
+    lanes, groups = _LANES, tokens * sum(heads)
     if wide and width <= _LANES * VECTOR:
-        lanes = 1 << (-(-width // VECTOR) - 1).bit_length()
-        depth, small = share(tokens * heads * lanes, 4 if bf16 else 2)
-        step = -(-heads // depth)
-        kernel, args = "qk_norm_rope_bf16" if bf16 else "qk_norm_rope_v8", [*args, lanes, step]
+        shift = (-(-width // VECTOR) - 1).bit_length()
+        lanes = 1 << shift
+        depth, small = share(groups * lanes, 4 if bf16 else 2)
+        depth = min(depth, lanes)
+        teams = [-(-count // depth) for count in heads]
+        groups = tokens * sum(teams)
+        kernel = "qk_norm_rope_bf16" if bf16 else "qk_norm_rope_v8"
+        args = [*args, shift, depth, *teams[:2], sum(teams)]
     else:
-        _, small = share(tokens * heads * lanes, 1)
+        _, small = share(groups * lanes, 1)
         kernel = f"qk_norm_rope_any_{'v8' if wide else 'v1'}"
-    groups = tokens * step
     if groups >= _MOST_GROUPS:
         raise ContractError(op, "", f"{groups} heads", f"less than {_MOST_GROUPS}")
     block = _SMALL_BLOCK if small else _BLOCK
@@ -71,7 +77,7 @@ def attn_qk_norm_rope_gate(
         _GEMMA * bool(gemma) + _ROUNDED * (rounding == "vllm"), np.float32(eps),
     ]  # fmt: skip
     bf16 = all(kind(x) == _BF16 for x in (qgate, kf, dtype, gate_dtype))
-    _start_front(op, tokens, 2 * heads_q + heads_k, width, wide, bf16, args)
+    _start_front(op, tokens, (heads_q, heads_k, heads_q), width, wide, bf16, args)
     return q, k, gate
 
 
@@ -103,7 +109,7 @@ def fused_qk_norm_rope(
         width, rotary_dim // 2, GPTJ * (not is_neox), np.float32(eps),
     ]  # fmt: skip
     bf16 = kind(qkv) == _BF16 and bool(is_neox)
-    _start_front(op, tokens, num_heads_q + num_heads_k + num_heads_v, width, wide, bf16, args)
+    _start_front(op, tokens, (num_heads_q, num_heads_k, num_heads_v), width, wide, bf16, args)
     return target
 
 

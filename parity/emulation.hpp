@@ -67,12 +67,12 @@ inline void wait_for(Meeting& meeting) {
     while (meeting.round == round) swapcontext(&running->context, &scheduler);
 }
 
-template <class T> T exchange(T value, int distance) {
+template <class T> T exchange(T value, int lane) {
     int warp = running->number / 32;
     std::memcpy(&slots[running->number], &value, sizeof value);
     wait_for(warps[warp]);
     T found;
-    std::memcpy(&found, &slots[running->number ^ distance], sizeof found);
+    std::memcpy(&found, &slots[warp * 32 + (lane & 31)], sizeof found);
     wait_for(warps[warp]);
     return found;
 }
@@ -136,7 +136,14 @@ template <class... P> void call(void (*kernel)(P...), void** args) {
 #define blockDim (emulation::block_size)
 
 static inline void __syncthreads() { emulation::wait_for(emulation::whole); }
-template <class T> T __shfl_xor_sync(unsigned, T x, int distance) { return emulation::exchange(x, distance); }
+template <class T> T __shfl_sync(unsigned, T x, int lane) { return emulation::exchange(x, lane); }
+template <class T> T __shfl_xor_sync(unsigned, T x, int distance) {
+    return emulation::exchange(x, emulation::running->number ^ distance);
+}
+static inline int __any_sync(unsigned, int yes) {
+    for (int m = 16; m >= 1; m >>= 1) yes |= __shfl_xor_sync(0u, yes, m);
+    return yes;
+}
 static inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long old, unsigned long long value) {
     unsigned long long found = *at;
     if (found == old) *at = value;

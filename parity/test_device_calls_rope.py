@@ -127,6 +127,11 @@ def test_several_heads_a_thread(device, monkeypatch, few, some, D, kind):
             "cos_sin_cache": device.send(cache), "positions": send["positions"], **how,
         })  # fmt: skip
         assert_all(device, got, oracle.fused_qk_norm_rope.mirror(qkv, *norms, cache, where, **how))
+        chunks = draw((T, 2 * Hq * D), kind, 7), draw((T, Hk * D), kind, 8), *norms, cache[where]
+        got = device.call("attn_qk_norm_rope_gate", {
+            name: device.send(array) for name, array in zip(("qgate", "kf", "q_norm", "k_norm", "cos_sin"), chunks)
+        })  # fmt: skip
+        assert_all(device, got, oracle.attn_qk_norm_rope_gate.mirror(*chunks))
 
 
 _COUNTS = "num_heads_q", "num_heads_k", "num_heads_v", "head_dim"

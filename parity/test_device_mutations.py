@@ -61,6 +61,9 @@ WRONGS = {
         "a growing decay": ("-vt_exp(A_log[head])", "vt_exp(A_log[head])"),
         "no bias": ("y[0] + dt_bias[head]", "y[0]"),
         "swap q and k": ("head < keys ? q : k", "head < keys ? k : q"),
+        "keys of k over those of q": ("value ? v : of_k ? k : q", "value ? v : q"),
+        "gates of every second block": ("turn * blockDim.x + threadIdx.x", "2 * turn * blockDim.x + threadIdx.x"),
+        "a team less before the values": ("first -= (int)key_teams", "first -= (int)key_teams - 1"),
         "never round the gate": ("through(vt_sigmoid(one[0]), (int)act_kind)", "vt_sigmoid(one[0])"),
     },
     "kv_cache": {

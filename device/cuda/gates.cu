@@ -5,10 +5,12 @@
 //    the polynomial's bytes (fast.cuh).
 // 2. gdn_g_beta: a (token, head) a thread.
 // 3. gdn_post_conv_v1: a warp a head, and a value head's warp also makes its gates, so that the chain of four ops is
-//    one pass over conv; gdn_post_conv_v8: a head in the registers of up to 32 lanes, 16 bytes a lane.
+//    one pass over conv.
+// 4. gdn_post_conv_v8: a head in the registers of up to 32 lanes, 16 bytes a lane, four heads a thread, whose loads are
+//    under way together. Gates have blocks of their own among the others: in a lane of a head's they would hold up 31.
 #include "fast.cuh"
 #include "rows.cuh"
-#include "tree.cuh"
+#include "teams.cuh"
 
 #define ROWS i64 rows, i64 width, i64 chunks
 
@@ -99,7 +101,7 @@ VT_FN Head head_of(i64 unit, i64 heads, i64 stride, i64 keys, i64 key_width, i64
             (token * heads + head) * value_width, (int)value_width, v, true};
 }
 
-extern "C" __global__ void __launch_bounds__(256) gdn_post_conv_v1(POST_CONV_PARAMETERS, i64) {
+extern "C" __global__ void __launch_bounds__(256) gdn_post_conv_v1(POST_CONV_PARAMETERS) {
     const Gates gates = GATES_ARGUMENTS;
     i64 unit = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
     int lane = threadIdx.x & 31;
@@ -130,24 +132,64 @@ extern "C" __global__ void __launch_bounds__(256) gdn_post_conv_v1(POST_CONV_PAR
     if (head.value && lane == 0) gates.make(head.token, head.head);
 }
 
-// `lanes` neighbouring lanes a head of at most 8 * lanes elements.
-extern "C" __global__ void __launch_bounds__(256) gdn_post_conv_v8(POST_CONV_PARAMETERS, i64 lanes) {
-    const Gates gates = GATES_ARGUMENTS;
-    int team = (int)lanes, lane = threadIdx.x & (team - 1);
-    i64 unit = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / team;
-    bool there = unit < tokens * (2 * keys + heads);  // who is not still takes part in its warp's exchanges
-    const Head head = head_of(there ? unit : 0, heads, stride, keys, key_width, value_width, q, k, v);
-    bool mine = there && lane * 8 < head.width;
-    Raw<8> raw = {};
-    float x[8], partial = 0.0f;
-    if (mine) raw = fetch<8>(conv, head.begin + lane * 8, (int)kind);
-    if (there && head.value && lane == 0) gates.make(head.token, head.head);
-    widen(x, raw, (int)kind);
-    add_squares(partial, x);
-    float inverse = inverse_root(tree_of_lanes(partial, team), 0.0f, eps);
-    if (!mine) return;
-    if (head.value && kind == out_kind) return put(head.out, head.to + lane * 8, raw, (int)kind);
+#define POST_HEADS 4  // of a thread, at the most; a team's are keys (q's, then k's) or values
+
+// Every `every`-th block makes gates, as many as it has threads. `key_teams` of a token's `teams` have keys.
+extern "C" __global__ void __launch_bounds__(256)
+    gdn_post_conv_v8(POST_CONV_PARAMETERS, i64 every, i64 shift, i64 key_teams, i64 teams) {
+    const unsigned turn = blockIdx.x / (unsigned)every, at_turn = blockIdx.x - turn * (unsigned)every;
+    if (at_turn == 0) {
+        const Gates gates = GATES_ARGUMENTS;
+        const unsigned at = turn * blockDim.x + threadIdx.x;
+        if (at < tokens * heads) gates.make(at / (unsigned)heads, at % (unsigned)heads);
+        return;
+    }
+    const Team team((int)shift);
+    const unsigned number = team_number(turn * (unsigned)(every - 1) + at_turn - 1, (int)shift);
+    const unsigned token = number / (unsigned)teams;
+    int first = (int)(number - token * (unsigned)teams);
+    const bool value = first >= key_teams;
+    if (value) first -= (int)key_teams;
+    const int step = (int)(value ? teams - key_teams : key_teams), count = (int)(value ? heads : 2 * keys);
+    const int width = (int)(value ? value_width : key_width), lane = team.place * 8;
+    const bool inside = token < tokens && lane < width;  // the others still take part in the exchanges
+    const i64 from = token * stride + (value ? 2 * keys * key_width : 0) + lane;
+    Raw<8> raw[POST_HEADS];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[j] = head.value ? x[j] : x[j] * inverse;
-    store(head.out, head.to + lane * 8, x, (int)out_kind);
+    for (int j = 0; j < POST_HEADS; ++j) {
+        const int head = first + j * step;
+        raw[j] = {};
+        if (inside && head < count) raw[j] = fetch<8>(conv, from + (i64)head * width, (int)kind);
+    }
+    const bool normed = __any_sync(VT_ALL_LANES, !value);  // some head of this warp's
+    float roots = 1.0f;
+    if (normed) {
+        float partial[POST_HEADS];
+#pragma unroll
+        for (int j = 0; j < POST_HEADS; ++j) {
+            float x[8];
+            widen(x, raw[j], (int)kind);
+            partial[j] = 0.0f;
+            add_squares(partial[j], x);
+        }
+        roots = team.roots(partial, 0.0f, eps);
+    }
+#pragma unroll
+    for (int j = 0; j < POST_HEADS; ++j) {
+        const int head = first + j * step;
+        const float inverse = normed ? team.root_of(roots, j) : 1.0f;
+        if (!inside || head >= count) continue;
+        const bool of_k = !value && head >= keys;
+        void* out = value ? v : of_k ? k : q;
+        const i64 to = (token * (value ? heads : keys) + head - (of_k ? keys : 0)) * width + lane;
+        if (value && kind == out_kind) {
+            put(out, to, raw[j], (int)kind);
+            continue;
+        }
+        float x[8];
+        widen(x, raw[j], (int)kind);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = value ? x[i] : x[i] * inverse;
+        store(out, to, x, (int)out_kind);
+    }
 }

@@ -1,7 +1,7 @@
 // RMSNorm of every head of q and k and its rotation in float32, beside heads that are copied.
 #pragma once
 #include "rope.cuh"
-#include "tree.cuh"
+#include "teams.cuh"
 
 enum { GEMMA = 32, ROUNDED = 64 };  // device/rope_fused.py
 
@@ -67,15 +67,33 @@ struct Front {
         }
     }
 
+    template <int V> VT_MEMBER void weights(float (&w)[V], const Part& part, int lane) const {
+        load(w, part.weight, lane, weight_kind);
+#pragma unroll
+        for (int j = 0; j < V; ++j) w[j] = flags & GEMMA ? w[j] + 1.0f : w[j];
+    }
+
+    template <int V> VT_MEMBER void scale(float (&v)[V], const float (&w)[V], float inverse, int kind) const {
+#pragma unroll
+        for (int j = 0; j < V; ++j) v[j] = (v[j] * inverse) * w[j];
+        if (flags & ROUNDED) widen(v, narrow(v, kind), kind);
+    }
+
     template <int V>
     VT_MEMBER void norm(float (&v)[V], const Raw<V>& raw, const Part& part, int lane, float inverse) const {
         float w[V];
         widen(v, raw, part.kind);
-        load(w, part.weight, lane, weight_kind);
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-            v[j] = (v[j] * inverse) * (flags & GEMMA ? w[j] + 1.0f : w[j]);
-            if (flags & ROUNDED) v[j] = through(v[j], part.kind);
+        weights(w, part, lane);
+        scale(v, w, inverse, part.kind);
+    }
+
+    template <int V> VT_MEMBER void copy(const Part& part, i64 to, const Raw<V>& raw) const {
+        if (part.kind == part.out_kind) {
+            put(part.out, to, raw, part.kind);
+        } else {
+            float v[V];
+            widen(v, raw, part.kind);
+            store(part.out, to, v, part.out_kind);
         }
     }
 
@@ -84,72 +102,100 @@ struct Front {
     VT_MEMBER void finish(const Part& part, i64 token, int head, int lane, const Raw<V>& own, const Raw<V>& mate,
                           const float (&c)[V], const float (&s)[V], float inverse) const {
         i64 to = token * part.out_token + (i64)head * width + lane;
-        if (part.weight == nullptr && part.kind == part.out_kind) {
-            put(part.out, to, own, part.kind);
-            return;
-        }
+        if (part.weight == nullptr) return copy(part, to, own);
         float v[V];
-        if (part.weight == nullptr) {
-            widen(v, own, part.kind);
-        } else {
-            norm(v, own, part, lane, inverse);
-            if (rotates(lane)) {
-                float other[V];
-                if (V == 8 && (flags & GPTJ)) {
+        norm(v, own, part, lane, inverse);
+        if (rotates(lane)) {
+            float other[V];
+            if (V == 8 && (flags & GPTJ)) {
 #pragma unroll
-                    for (int j = 0; j < V; ++j) other[j] = v[j ^ 1];
-                } else {
-                    norm(other, mate, part, partner(lane), inverse);
-                }
-#pragma unroll
-                for (int j = 0; j < V; ++j) v[j] = v[j] * c[j] + other[j] * s[j];
+                for (int j = 0; j < V; ++j) other[j] = v[j ^ 1];
+            } else {
+                norm(other, mate, part, partner(lane), inverse);
             }
+#pragma unroll
+            for (int j = 0; j < V; ++j) v[j] = v[j] * c[j] + other[j] * s[j];
         }
         store(part.out, to, v, part.out_kind);
     }
 };
 
-// Which group of `lanes` threads this is: the launcher sees to it that there are less than 2^32.
-VT_FN unsigned group_of(int lanes) { return (unsigned)(((i64)blockIdx.x * blockDim.x + threadIdx.x) / lanes); }
+// How a token's heads are dealt out to teams of 2^shift lanes: every team has up to `depth` heads of one part, `q` teams
+// are q's, then `k` are k's, of `all`.
+struct Deal {
+    int shift, depth, q, k, all;
+};
 
-// `lanes` lanes a head of at most 8 * lanes, `step` groups of them a token, a group for heads g, g + step, ...
-template <int HEADS> VT_FN void front_rows(const Front& front, int lanes, int step) {
-    unsigned group = group_of(lanes);
-    i64 token = group / (unsigned)step;
-    int first = (int)(group - (unsigned)token * (unsigned)step), lane = (int)(threadIdx.x & (lanes - 1)) * 8;
-    const bool inside = token < front.tokens && lane < front.width;  // the others still take part in the sums
-    const bool turned = inside && front.rotates(lane);
-    i64 row = turned ? front.row(token) : 0;
-    Raw<8> own[HEADS], mate[HEADS];
-#pragma unroll
-    for (int j = 0; j < HEADS; ++j) {
-        int head = first + j * step;
-        own[j] = mate[j] = {};
-        if (!inside || head >= front.heads()) continue;
-        const Part part = front.whose(head);
-        i64 begin = token * part.token + head * part.head;
-        own[j] = fetch<8>(part.in, begin + lane, part.kind);
-        if (turned && part.weight != nullptr && !(front.flags & GPTJ))
-            mate[j] = fetch<8>(part.in, begin + front.partner(lane), part.kind);
+// Heads of at most 8 * lanes elements. A team has all that its heads share, addresses to weights, worked out once.
+template <int HEADS> VT_FN void front_rows(const Front& front, const Deal& deal) {
+    const Team team(deal.shift);
+    const unsigned number = team_number(blockIdx.x, deal.shift), token = number / (unsigned)deal.all;
+    int first = (int)(number - token * (unsigned)deal.all), step = deal.q;
+    Part part = front.q;
+    if (first >= deal.q) {
+        first -= deal.q;
+        step = deal.k;
+        part = front.k;
+        if (first >= deal.k) {
+            first -= deal.k;
+            step = deal.all - deal.q - deal.k;
+            part = front.rest;
+        }
     }
-    float c[8], s[8];
-    if (turned) front.turn(c, s, row, lane);
+    const int lane = team.place * 8, own_lane = (int)threadIdx.x & 31;
+    const bool inside = token < front.tokens && lane < front.width;  // the others still take part in the exchanges
+    const bool normed = part.weight != nullptr, turned = inside && normed && front.rotates(lane);
+    const i64 from = token * part.token + first * part.head + lane;
+    const i64 to = token * part.out_token + (i64)first * front.width + lane;
+    Raw<8> own[HEADS];
 #pragma unroll
     for (int j = 0; j < HEADS; ++j) {
-        int head = first + j * step;
-        const bool there = inside && head < front.heads();
-        const Part part = front.whose(head);
-        float v[8], partial = 0.0f;
+        own[j] = {};
+        if (inside && first + j * step < part.count) own[j] = fetch<8>(part.in, from + j * step * part.head, part.kind);
+    }
+    if (!__any_sync(VT_ALL_LANES, normed)) {
+#pragma unroll
+        for (int j = 0; j < HEADS; ++j)
+            if (inside && first + j * step < part.count) front.copy(part, to + (i64)j * step * front.width, own[j]);
+        return;
+    }
+    float c[8], s[8], w[8] = {}, partial[HEADS];
+    if (turned) front.turn(c, s, front.row(token), lane);
+    if (inside && normed) front.weights(w, part, lane);
+#pragma unroll
+    for (int j = 0; j < HEADS; ++j) {
+        float v[8];
         widen(v, own[j], part.kind);
-        add_squares(partial, v);
-        float inverse = inverse_root(tree_of_lanes(partial, lanes), (float)front.width, front.eps);
-        if (there) front.finish(part, token, head, lane, own[j], mate[j], c, s, inverse);
+        partial[j] = 0.0f;
+        add_squares(partial[j], v);
+    }
+    const float roots = team.roots(partial, (float)front.width, front.eps);
+    const int mate = turned ? own_lane + (front.partner(lane) - lane) / 8 : own_lane;
+#pragma unroll
+    for (int j = 0; j < HEADS; ++j) {
+        if (j >= deal.depth) break;  // all of them
+        float v[8], other[8];
+        widen(v, own[j], part.kind);
+        front.scale(v, w, team.root_of(roots, j), part.kind);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) other[i] = front.flags & GPTJ ? v[i ^ 1] : from_lane(v[i], mate);
+        if (!inside || first + j * step >= part.count) continue;
+        const i64 at = to + (i64)j * step * front.width;
+        if (!normed) {
+            front.copy(part, at, own[j]);
+            continue;
+        }
+        if (turned) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = v[i] * c[i] + other[i] * s[i];
+        }
+        store(part.out, at, v, part.out_kind);
     }
 }
 
 // A warp a head.
 template <int V> VT_FN void front_any(const Front& front) {
-    const unsigned warp = group_of(32);
+    const unsigned warp = team_number(blockIdx.x, 5);
     const i64 token = warp / (unsigned)front.heads();
     if (token >= front.tokens) return;  // a whole warp
     int head = (int)(warp - (unsigned)token * (unsigned)front.heads()), thread = threadIdx.x & 31;

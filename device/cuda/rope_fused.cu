@@ -3,9 +3,9 @@
 // The ladder:
 // 1. qk_norm_rope_any_v1: a warp a head, any width, stride and address; _any_v8: the same with 16-byte loads, for heads
 //    of more than 256 lanes.
-// 2. qk_norm_rope_v8: as many lanes a head as it has groups of eight, two heads a thread. A head is read once: the
-//    partner of a lane in its pair, another thread's, comes out of the L1 cache as a second load that is under way with
-//    the first, not by shuffles behind the norm. Gates and v are copied in the same pass.
+// 2. qk_norm_rope_v8: as many lanes a head as it has groups of eight, two heads of one kind a thread, which share
+//    weights, cosines and sines in registers. A head is read once; the partner's lane of a pair is another thread's, and
+//    comes by shuffles. Gates and v are copied in the same pass, by warps that do nothing else.
 // 3. qk_norm_rope_bf16: four heads a thread, knowing that everything that moves is bfloat16 in NeoX's order.
 // rope_paged_*: rope.cu's kernels with k's rotation also going to its page, and v with it.
 #include "qk_norm.cuh"
@@ -24,17 +24,19 @@
       (int)rest_out_kind},                                                                                        \
      tokens, {table, rows, (int)half, (int)table_kind}, positions, wide, (int)width, (int)flags,                  \
      (int)weight_kind, eps}
+#define DEAL_PARAMETERS i64 shift, i64 depth, i64 q_teams, i64 k_teams, i64 teams
+#define DEAL {(int)shift, (int)depth, (int)q_teams, (int)k_teams, (int)teams}
 
-extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_v8(FRONT_PARAMETERS, i64 lanes, i64 step) {
+extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_v8(FRONT_PARAMETERS, DEAL_PARAMETERS) {
     const Front front = FRONT;
-    front_rows<2>(front, (int)lanes, (int)step);
+    front_rows<2>(front, DEAL);
 }
 
-extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_bf16(FRONT_PARAMETERS, i64 lanes, i64 step) {
+extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_bf16(FRONT_PARAMETERS, DEAL_PARAMETERS) {
     q_kind = k_kind = out_kind = rest_kind = rest_out_kind = BF16;
     flags &= ~(i64)GPTJ;
     const Front front = FRONT;
-    front_rows<4>(front, (int)lanes, (int)step);
+    front_rows<4>(front, DEAL);
 }
 
 extern "C" __global__ void __launch_bounds__(128) qk_norm_rope_any_v8(FRONT_PARAMETERS) {
