@@ -7,9 +7,12 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from vtlab.ops.numerics.threads import cores
 
 from .compiler import compile_family
 from .source import FLAGS, families, source_digest
@@ -100,12 +103,20 @@ def write_atomically(path: Path, data: bytes) -> None:
 def build_all(
     targets: Iterable[str], store: Store, names: Iterable[str] = (), done: Callable[[Build], None] = lambda build: None
 ) -> list[Build]:
-    """Build the families (by default all) for every target, calling `done` after each; what is there is kept."""
+    """Build the families (by default all) for every target, a thread a core, calling `done` after each in order.
+
+    What is there is kept.
+    """
+    wanted = [(family, target) for target in targets for family in tuple(names) or families()]
     builds = []
-    for target in targets:
-        for family in tuple(names) or families():
-            builds.append(store.get(family, target))
-            done(builds[-1])
+    with ThreadPoolExecutor(cores()) as pool:  # compilers work outside of the interpreter's lock
+        try:
+            for build in pool.map(lambda one: store.get(*one), wanted):
+                builds.append(build)
+                done(build)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return builds
 
 

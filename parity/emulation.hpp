@@ -4,7 +4,6 @@
 // second launch from the last one down, and so do the threads of every second block: a kernel that counts on an order
 // shows itself.
 #pragma once
-#include <ucontext.h>
 
 #include <cmath>
 #include <cstdint>
@@ -13,6 +12,8 @@
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "emulation_switch.hpp"
 
 struct dim3 { unsigned x, y, z; };
 struct uint2 { unsigned x, y; };
@@ -35,7 +36,7 @@ struct Meeting { int size = 0, waiting = 0; uint64_t round = 0; };
 struct Copy { void* to; const void* from; };
 
 struct Thread {
-    ucontext_t context;
+    Context context;
     std::vector<char> stack = std::vector<char>(STACK);
     dim3 index;
     int number = 0;
@@ -45,7 +46,7 @@ struct Thread {
 };
 
 inline std::vector<Thread> threads;
-inline ucontext_t scheduler;
+inline Context scheduler;
 inline Thread* running = nullptr;
 inline Meeting whole;
 inline std::vector<Meeting> warps;
@@ -64,7 +65,7 @@ inline void wait_for(Meeting& meeting) {
         ++meeting.round;
         return;
     }
-    while (meeting.round == round) swapcontext(&running->context, &scheduler);
+    while (meeting.round == round) change(running->context, scheduler);
 }
 
 template <class T> T exchange(T value, int lane) {
@@ -81,7 +82,7 @@ inline void body() {
     entry(arguments);
     running->done = true;
     ++progress;
-    swapcontext(&running->context, &scheduler);
+    change(running->context, scheduler);
 }
 
 inline void run_block() {
@@ -98,10 +99,7 @@ inline void run_block() {
         t.done = false;
         t.copies.clear();
         t.closed.clear();
-        getcontext(&t.context);
-        t.context.uc_stack.ss_sp = t.stack.data();
-        t.context.uc_stack.ss_size = STACK;
-        makecontext(&t.context, body, 0);
+        prepare(t.context, t.stack.data(), STACK, body);
     }
     static bool backwards = false;
     backwards = !backwards;
@@ -112,7 +110,7 @@ inline void run_block() {
             int i = backwards ? count - 1 - n : n;
             if (threads[i].done) continue;
             running = &threads[i];
-            swapcontext(&scheduler, &running->context);
+            change(scheduler, running->context);
             left += !running->done;
         }
         if (left && progress == before) {

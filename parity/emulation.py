@@ -20,8 +20,8 @@ import numpy as np
 from vtlab.device.build import cache_folder
 from vtlab.device.source import texts_of
 
-HEADER = Path(__file__).parent / "emulation.hpp"
-FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+HEADERS = tuple(Path(__file__).parent / name for name in ("emulation.hpp", "emulation_switch.hpp"))
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w")
 _KERNEL = re.compile(r"__attribute__\(\(noinline\)\)\s+void\s+(\w+)\s*\(")
 
 
@@ -45,7 +45,9 @@ def library(family: str, mutate: tuple[str, str] | None = None) -> ctypes.CDLL:
 
     mutate: (old text, new text), old standing once in the sources, plants a wrong.
     """
-    digest = hashlib.sha256(repr((FLAGS, mutate)).encode() + HEADER.read_bytes() + Path(__file__).read_bytes())
+    digest = hashlib.sha256(repr((FLAGS, mutate)).encode() + Path(__file__).read_bytes())
+    for header in HEADERS:
+        digest.update(header.read_bytes())
     for text in texts_of(family).values():
         digest.update(text.encode())
     made = cache_folder() / "emulation" / f"{family}-{digest.hexdigest()[:16]}.so"
@@ -73,7 +75,7 @@ def _build(family: str, mutate: tuple[str, str] | None, made: Path) -> None:
             texts[places[0]] = texts[places[0]].replace(*mutate)
         for name, text in texts.items():
             (folder / name).write_text(text)
-        includes = (f"-I{folder}", f"-I{HEADER.parent}")
+        includes = (f"-I{folder}", f"-I{HEADERS[0].parent}")
         main = folder / f"{family}.cu"
         plain = _run(compiler(), "-E", "-P", *FLAGS[:1], *includes, "-x", "c++", str(main))
         names = _KERNEL.findall(plain)

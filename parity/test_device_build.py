@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from vtlab.device import DeviceError, compiler, loader, source
-from vtlab.device.arch import ARCHS, PTX, lookup, serving
+from vtlab.device.arch import PTX, lookup, serving
 from vtlab.device.build import Store, build_all, cache_folder
 from vtlab.ops.errors import ContractError
 
@@ -28,11 +28,9 @@ needs_compiler = pytest.mark.skipif(not have_compiler(), reason="neither NVRTC n
 
 
 @needs_compiler
-@pytest.mark.parametrize("target", [arch.name for arch in ARCHS])
-def test_every_kernel_compiles_without_spilling(target):
-    """Cold, all targets together take about a minute with nvcc on one core, half that with NVRTC; then the cache has
-    them."""
-    builds = build_all([target], Store())
+def test_every_kernel_compiles_without_spilling():
+    """For one architecture, which takes a minute or so while the cache is cold; ``vtlab build`` does all."""
+    builds = build_all(["sm_90a"], Store())
     assert [build.entry["family"] for build in builds] == list(source.families())
     assert {name: usage for build in builds for name, usage in build.entry["kernels"].items() if usage["spills"]} == {}
     assert all(build.entry["kernels"] and build.image.startswith(b"\x7fELF") for build in builds)
