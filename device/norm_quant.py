@@ -17,15 +17,19 @@ from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, s
 from .norm import rms_norm, rms_norm_gated
 from .quant_fp8 import (
     CODES,
+    FEW_BLOCK,
+    FEW_VECTORS,
     LONGEST,
     NAN_CODES,
     ROW_BLOCK,
     RULES,
     SCALES,
+    TEAM,
+    divider,
     fits_lanes,
     floored_codes,
+    lane_shift,
     start_rows,
-    start_vectors,
     start_warps,
     static_codes,
     steps,
@@ -158,7 +162,8 @@ def rms_norm_per_block_quant(
     residual_out = rest[0] if rest else None
     norm, fused = _DYNAMIC_NORM[rounding], False
     if fits_lanes(group_size) and scale.size:
-        extra = [None, scale_ub, target, scale, RULES[rounding], NAN_CODES[rounding], 0, group_size, *steps(op, scale)]
+        extra = [None, scale_ub, target, scale, RULES[rounding], NAN_CODES[rounding], 0, lane_shift(group_size)]
+        extra += steps(op, scale)
         fused = _normed(op, "group", x, weight, residual, eps, _NATIVE * (norm != "vt"), target, residual_out, extra)
     if not fused:
         y = _apart(x, weight, residual, eps, False, norm, residual_out)
@@ -172,12 +177,15 @@ def silu_and_mul_quant(x, scale, *, rounding="vt", out=None):
     op, half = "silu_and_mul_quant", x.shape[-1] // 2
     (target,) = results(op, out, (x, scale), ((*x.shape[:-1], half), CODES))
     rows, rounded = math.prod(x.shape[:-1]), rounding != "vt"
-    wide = rows * half >= _FEW_ELEMENTS and whole_vectors(half, target, (x, 2 * half))
-    kernel = "silu_static"
-    if wide and kind(x) == KINDS["bfloat16"]:
-        kernel += "_rounded_bf16" if rounded else "_bf16"
-    args = [x, kind(x), scale, target, NAN_CODES[rounding], int(rounded)]
-    map_rows(op, "norm_quant", kernel, rows, half, wide, args, _DEPTH)
+    wide, count = rows * half >= _FEW_ELEMENTS and whole_vectors(half, target, (x, 2 * half)), rows * half // VECTOR
+    if wide and kind(x) == KINDS["bfloat16"] and count < 2**31:
+        kernel = f"silu_static{'_rounded' * rounded}_bf16"
+        block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
+        args = [rows, half // VECTOR, x, scale, target, NAN_CODES[rounding], *divider(half // VECTOR)]
+        start(op, "norm_quant", kernel, -(-count // (block * _DEPTH)), (block, 1), args)
+    else:
+        args = [x, kind(x), scale, target, NAN_CODES[rounding], int(rounded)]
+        map_rows(op, "norm_quant", "silu_static", rows, half, wide, args, _DEPTH)
     return target
 
 
@@ -199,8 +207,11 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
     count = rows * half // VECTOR
     whole = half % group_size == 0 and fits_lanes(group_size) and count < 2**31
     if whole and whole_vectors(half, target, (x, 2 * half)):
-        plain = kind(x) == KINDS["bfloat16"] and rounding == "vt"
-        start_vectors(op, "norm_quant", "silu_group", plain, count, _GROUP_DEPTH, args)
+        many = kind(x) == KINDS["bfloat16"] and rounding == "vt" and count >= FEW_VECTORS
+        depth, block = (_GROUP_DEPTH, TEAM) if many else (1, FEW_BLOCK)
+        args += [lane_shift(group_size), *divider(half // VECTOR)]
+        kernel = "silu_group_bf16_v8" if many else "silu_group_v8"
+        start(op, "norm_quant", kernel, -(-count // (block * depth)), (block, 1), args)
     else:
         start_warps(op, "norm_quant", "silu_group_any", rows, half, group_size, args)
     return target, scale

@@ -25,9 +25,9 @@ LONGEST = 4 * TEAM * VECTOR
 ROW_BLOCK = 128
 FEW_ROWS = 264
 """Two rows a multiprocessor of an H200: up to here nothing but early loads hides latency."""
-FEW_VECTORS = 1 << 16
+FEW_VECTORS, FEW_BLOCK = 1 << 16, 64
 """Under this a vector a thread, in small blocks, so that all multiprocessors share them."""
-_STATIC_DEPTH, _GROUP_DEPTH, _MOST_MAXIMA = 2, 4, 528
+_STATIC_DEPTH, _TOKEN_DEPTH, _GROUP_DEPTH, _MOST_MAXIMA = 2, 4, 4, 528
 _UE8M0, _FLOORED = 1, 2
 
 
@@ -107,10 +107,14 @@ def token_codes(op, x, scale_ub, rounding, int8, target, scale) -> None:
     width = x.shape[-1]
     wide = whole_vectors(width, target, (x, stride))
     args = [rows, width, x, stride, kind(x), scale_ub, target, scale, RULES[rounding], NAN_CODES[rounding], int(int8)]
-    if wide and 0 < width <= LONGEST and kind(x) == KINDS["bfloat16"]:
-        start_rows(op, "quant_fp8", "token_bf16", rows, width, args, ("block4", "block4"))
-    else:
+    lanes = -(-width // VECTOR)
+    if not wide or not 0 < width <= LONGEST or kind(x) != KINDS["bfloat16"]:
         start(op, "quant_fp8", f"token_v{VECTOR if wide else 1}", rows, (TEAM, 1), args)
+    elif lanes <= 32:
+        start_rows(op, "quant_fp8", "token_bf16", rows, width, args, ())
+    else:
+        threads = lanes if rows <= FEW_ROWS else -(-lanes // _TOKEN_DEPTH)
+        start(op, "quant_fp8", "token_bf16_block", rows, (-(-threads // 32) * 32, 1), args)
 
 
 def with_scales(op, out, inputs, forms, shape, column_major, more=()):
@@ -174,20 +178,27 @@ def group_codes(op, x, group_size, scale_ub, eps, rounding, nan, flags, target, 
         RULES[rounding], nan, flags,
     ]  # fmt: skip
     count = rows * width // VECTOR
-    whole = width % group_size == 0 and stride == width and count < 2**32
+    whole = width % group_size == 0 and stride == width and count < 2**31
     if whole and fits_lanes(group_size) and whole_vectors(width, target, (x, stride)):
-        start_vectors(op, "quant_fp8", "group", kind(x) == KINDS["bfloat16"], count, _GROUP_DEPTH, args)
+        bf16, many = kind(x) == KINDS["bfloat16"], count >= FEW_VECTORS
+        depth = _GROUP_DEPTH if bf16 and many else 1
+        block = TEAM if many else FEW_BLOCK
+        args += [lane_shift(group_size), *divider(width // group_size), depth]
+        kernel = "group_bf16_v8" if bf16 else "group_v8"
+        start(op, "quant_fp8", kernel, -(-count // (block * depth)), (block, 1), args)
     else:
         start_warps(op, "quant_fp8", "group_any", rows, width, group_size, args)
 
 
-def start_vectors(op: str, family: str, kernel: str, bf16: bool, count: int, depth: int, args: list) -> None:
-    """Launch ``<kernel>_bf16_v8``, `depth` vectors a thread, for many of bfloat16, else ``<kernel>_v8``, one each."""
-    if bf16 and count >= FEW_VECTORS:
-        start(op, family, f"{kernel}_bf16_v8", -(-count // (TEAM * depth)), (TEAM, 1), args)
-    else:
-        block = 32 if count < FEW_VECTORS // 4 else 128
-        start(op, family, f"{kernel}_v8", -(-count // block), (block, 1), args)
+def divider(number: int) -> tuple[int, int]:
+    """What the kernels' `whole_quotient` divides numbers under 2**31 by `number` with: a factor and a shift."""
+    shift = 31 + (number - 1).bit_length()
+    return (1 << shift) // number + 1, shift
+
+
+def lane_shift(group_size: int) -> int:
+    """log2 of the lanes that hold a group, see `fits_lanes`."""
+    return (group_size // VECTOR).bit_length() - 1
 
 
 def start_warps(op: str, family: str, kernel: str, rows: int, width: int, group_size: int, args: list) -> None:

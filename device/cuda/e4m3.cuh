@@ -2,10 +2,11 @@
 #pragma once
 #include "storage.cuh"
 
-// What a float32 that is no NaN becomes, in integers.
+// What a float32 becomes, in integers; a NaN 0x7f.
 VT_FN unsigned e4m3_by_hand(float x) {
     unsigned sign = (unsigned)vt_bits(x) >> 24 & 0x80u;
     float size = vt_abs(x);
+    if (size != size) return 0x7fu;
     if (size >= 448.0f) return sign | 0x7eu;
     if (size < 0.015625f) {  // below the least normal number codes count 2^-9: 1.5 * 2^23 + n has n in its last bits
         return sign | ((unsigned)vt_bits(size * 512.0f + 12582912.0f) & 0xfu);
@@ -15,24 +16,37 @@ VT_FN unsigned e4m3_by_hand(float x) {
     return sign | ((bits >> 20) - (120u << 3));
 }
 
-// Two codes, lo in the low byte; `nan` stands for a NaN of either sign.
-VT_FN unsigned e4m3_pair(float lo, float hi, unsigned nan) {
+// Two codes, lo in the low byte; 0x7f for a NaN of either sign.
+VT_FN unsigned e4m3_pair(float lo, float hi) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     unsigned short pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
-    unsigned low = pair & 0xffu, high = pair >> 8;
+    return pair;
 #else
-    unsigned low = e4m3_by_hand(lo), high = e4m3_by_hand(hi);
+    return e4m3_by_hand(lo) | e4m3_by_hand(hi) << 8;
 #endif
-    return (lo != lo ? nan : low) | (hi != hi ? nan : high) << 8;
 }
 
+// The top bits of the bytes that are NaN among four codes.
+VT_FN unsigned nans_of(unsigned codes) { return ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
+
+VT_FN unsigned with_nan(unsigned codes, unsigned nan) {
+    unsigned bytes = (nans_of(codes) >> 7) * 0xffu;
+    return (codes & ~bytes) | (nan * 0x01010101u & bytes);
+}
+
+// `nan` stands for a NaN of either sign.
 VT_FN void store_e4m3(unsigned char* out, i64 at, const float (&x)[8], unsigned nan) {
-    unsigned lo = e4m3_pair(x[0], x[1], nan) | e4m3_pair(x[2], x[3], nan) << 16;
-    unsigned hi = e4m3_pair(x[4], x[5], nan) | e4m3_pair(x[6], x[7], nan) << 16;
-    *(unsigned long long*)(out + at) = lo | (unsigned long long)hi << 32;
+    uint2 codes;
+    codes.x = e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16;
+    codes.y = e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16;
+    if (nan != 0x7fu && (nans_of(codes.x) | nans_of(codes.y))) {
+        codes.x = with_nan(codes.x, nan);
+        codes.y = with_nan(codes.y, nan);
+    }
+    *(uint2*)(out + at) = codes;
 }
 
 VT_FN void store_e4m3(unsigned char* out, i64 at, const float (&x)[1], unsigned nan) {
-    out[at] = (unsigned char)e4m3_pair(x[0], 0.0f, nan);
+    out[at] = (unsigned char)(x[0] != x[0] ? nan : e4m3_pair(x[0], 0.0f) & 0xffu);
 }

@@ -6,15 +6,16 @@
 #pragma once
 #include "storage.cuh"
 
+// Subnormal numbers are zero to them; none arise where their results are used.
 #ifdef __CUDACC__
 VT_FN float fast_exp2(float x) {
     float y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 VT_FN float fast_reciprocal(float x) {
     float y;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 #else
@@ -56,10 +57,20 @@ VT_FN void gate_products(float (&out)[V], const float (&g)[V], const float (&u)[
         largest = fmaxf(largest, vt_abs(g[j]));
     }
     if (nearest > 2 * NEAR && largest < FAST_LIMIT) return;
+    unsigned left = 0;
 #pragma unroll
     for (int j = 0; j < V; ++j)
-        if (off_middle(decided[j]) <= 2 * NEAR || !(vt_abs(g[j]) < FAST_LIMIT))
-            out[j] = exact_product<SILU>(g[j], u[j], act_kind);
+        if (off_middle(decided[j]) <= 2 * NEAR || !(vt_abs(g[j]) < FAST_LIMIT)) left |= 1u << j;
+    for (; left; left &= left - 1) {  // the lanes' next ones together, whichever these are: one polynomial in the code
+        float gate = g[0], up = u[0];
+#pragma unroll
+        for (int j = V - 1; j > 0; --j)
+            if (left << (31 - j) == 0x80000000u) gate = g[j], up = u[j];
+        float exact = exact_product<SILU>(gate, up, act_kind);
+#pragma unroll
+        for (int j = 0; j < V; ++j)
+            if (left << (31 - j) == 0x80000000u) out[j] = exact;
+    }
 }
 
 VT_FN float gelu_argument(float g) { return 0.7978845608028654f * (g + ((0.044715f * g) * g) * g); }

@@ -10,19 +10,51 @@
 
 enum { VT = 0, VLLM = 1, VLLM_NATIVE = 2 };  // device/quant_fp8.py: RULES
 
-// |x| as an unsigned number that orders like it; a NaN counts as 0, or (native form) as more than infinity.
-VT_FN unsigned size_of(float x, bool keep_nan) {
-    unsigned size = (unsigned)vt_bits(x) & 0x7fffffffu;
-    return size > 0x7f800000u && !keep_nan ? 0u : size;
-}
-
 VT_FN unsigned larger(unsigned a, unsigned b) { return a > b ? a : b; }
 
+// The largest |x| as an unsigned number that orders like it: a NaN is passed over, or (native form) more than infinity.
 template <int V> VT_FN unsigned largest_of(const float (&x)[V], bool keep_nan) {
     unsigned top = 0;
+    float size = 0.0f;
+    if (keep_nan) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) top = larger(top, size_of(x[j], keep_nan));
-    return top;
+        for (int j = 0; j < V; ++j) top = larger(top, (unsigned)vt_bits(x[j]) & 0x7fffffffu);
+        return top;
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j) size = fmaxf(size, vt_abs(x[j]));
+    return (unsigned)vt_bits(size);
+}
+
+// The larger of two bfloat16 without signs, in either half of a word. A NaN loses, or (KEEP) wins.
+template <bool KEEP> VT_FN unsigned larger_pair(unsigned a, unsigned b) {
+#ifdef __CUDACC__
+    unsigned c;
+    if (KEEP) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+#else
+    auto one = [](unsigned a, unsigned b) {
+        if (!KEEP && a > 0x7f80u) return b;
+        return !KEEP && b > 0x7f80u ? a : larger(a, b);
+    };
+    return one(a & 0xffffu, b & 0xffffu) | one(a >> 16, b >> 16) << 16;
+#endif
+}
+
+template <bool KEEP> VT_FN unsigned largest_pair(unsigned top, const uint4& words) {
+    unsigned a = larger_pair<KEEP>(top, words.x & 0x7fff7fffu), b = larger_pair<KEEP>(0u, words.y & 0x7fff7fffu);
+    a = larger_pair<KEEP>(a, words.z & 0x7fff7fffu);
+    b = larger_pair<KEEP>(b, words.w & 0x7fff7fffu);
+    return larger_pair<KEEP>(a, b);
+}
+
+// `largest_of` of two bfloat16 that `largest_pair` left.
+VT_FN unsigned largest_of_pair(unsigned top) { return larger(top << 16, top & 0xffff0000u); }
+
+// `largest_of` of eight bfloat16 as they lie in memory.
+VT_FN unsigned largest_of_bf16(const Raw<8>& raw, bool keep_nan) {
+    return largest_of_pair(keep_nan ? largest_pair<true>(0u, raw.a) : largest_pair<false>(0u, raw.a));
 }
 
 // Over 1, 2, 4 ... 32 neighbouring lanes; all lanes of the warp must come here.
@@ -31,24 +63,37 @@ VT_FN unsigned largest_of_lanes(unsigned top, int lanes) {
     return top;
 }
 
-// Over a block of whole warps, at most 256 threads; `tops`: 8 numbers of shared memory for this use alone.
+VT_FN unsigned largest_of_warp(unsigned top) {
+#ifdef __CUDACC__
+    return __reduce_max_sync(FULL_WARP, top);
+#else
+    return largest_of_lanes(top, 32);
+#endif
+}
+
+// Over a block of whole warps; `tops`: a number of shared memory for each of them, for this use alone.
 VT_FN unsigned largest_of_block(unsigned top, unsigned* tops) {
-    top = largest_of_lanes(top, 32);
-    int count = blockDim.x >> 5;
+    top = largest_of_warp(top);
+    int count = blockDim.x >> 5, lane = threadIdx.x & 31;
     if (count == 1) return top;
-    if ((threadIdx.x & 31) == 0) tops[threadIdx.x >> 5] = top;
+    if (lane == 0) tops[threadIdx.x >> 5] = top;
     __syncthreads();
-    top = 0;
-#pragma unroll
-    for (int w = 0; w < 8; ++w) top = larger(top, w < count ? tops[w] : 0u);
-    return top;
+    return largest_of_warp(lane < count ? tops[lane] : 0u);
+}
+
+// size / 448 to nearest, for all sizes but those under 2^-90: one step of correction makes the product with the
+// reciprocal the quotient. Tried with every mantissa.
+VT_FN float over_largest(float size) {
+    float scale = size * E4M3_RECIPROCAL;
+    float corrected = vt_fma(-vt_fma(scale, E4M3_LARGEST, -size), E4M3_RECIPROCAL, scale);
+    return size < VT_INF ? corrected : scale;
 }
 
 // The scale of what is `top` large: `size_ub` bounds the size, `scale_ub` the scale; either may be null.
 VT_FN float floored_scale(unsigned top, int rule, const float* size_ub, const float* scale_ub) {
     float size = vt_float((int)top);
     if (size_ub != nullptr) size = vt_minimum(size, size_ub[0]);
-    float scale = rule == VLLM ? size * E4M3_RECIPROCAL : size / E4M3_LARGEST;
+    float scale = rule == VLLM ? size * E4M3_RECIPROCAL : over_largest(size);  // what is tiny goes under the floor
     if (scale_ub != nullptr) scale = vt_minimum(scale, scale_ub[0]);
     return vt_maximum(scale, SCALE_FLOOR);
 }
@@ -67,27 +112,34 @@ VT_FN float power_of_two(float scale) {
     return vt_float((int)((bits + 0x7fffffu) & 0x7f800000u));
 }
 
-// A product with the reciprocal is within three float32 ulps of the quotient and has its code, unless it lies that
-// close to halfway between two codes or among the subnormal ones; then the division decides.
-#define CLOSE 4u
-VT_FN bool decided(float q) {
-    unsigned off = ((unsigned)vt_bits(q) + 0x80000u + CLOSE) & 0xfffffu;
-    return (off > 2 * CLOSE && vt_abs(q) >= 0.0157f) || q == 0.0f || q != q;
-}
+// How values are divided by their scale: one product with the reciprocal y of the scale s, q = x y, and one step of
+// correction, q + (x - q s) y. q is within 1.5 ulps of x / s, so that the corrected sum is within 2^-22 ulps of it before
+// its rounding, and both round to the same float32, unless x / s is that close to the middle of two of them. Of what
+// that could change only the two middles beside a value halfway between two codes matter, 16 mantissas of 5 bits: they
+// need an s within 8 ulps of a multiple of 2^-3, and there all were tried (parity/test_quant_fp8.py). Signs of zero are
+// kept by taking q s - x, and its opposite. Scales and values that are not of middling size are divided.
+struct Divisor {
+    float scale, inverse, back;  // back: 0 for products alone
+    bool middling;
 
-// Values with the codes of x / scale; inverse = 1 / scale, of no use where it overflows.
-template <int V> VT_FN void quotients(float (&q)[V], const float (&x)[V], float scale, float inverse) {
-    bool fine = inverse < 0x1p126f, sure = fine;
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-        q[j] = x[j] * inverse;
-        sure = sure && decided(q[j]);
+    // top: the largest |x|; `product`: what is wanted is x * float32(1 / scale).
+    VT_MEMBER Divisor(float scale, unsigned top, bool product) : scale(scale), inverse(1.0f / scale) {
+        back = product ? 0.0f : inverse;
+        middling = (unsigned)vt_bits(scale) - 0x21800000u < 0x3c000000u && top < 0x5d800000u;  // 2^-60 ... 2^60
     }
-    if (sure) return;
+    template <int V> VT_MEMBER void divide(float (&q)[V], const float (&x)[V]) const {
+        if (middling) {
 #pragma unroll
-    for (int j = 0; j < V; ++j)
-        if (!fine || !decided(q[j])) q[j] = x[j] / scale;
-}
+            for (int j = 0; j < V; ++j) {
+                float near = x[j] * inverse;
+                q[j] = vt_fma(-vt_fma(near, scale, -x[j]), back, near);
+            }
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < V; ++j) q[j] = back != inverse ? x[j] * inverse : x[j] / scale;
+    }
+};
 
 template <int V> VT_FN void products(float (&q)[V], const float (&x)[V], float factor) {
 #pragma unroll
@@ -127,11 +179,17 @@ struct TokenCodes {
     VT_MEMBER float scale(unsigned top) const {
         return int8 ? int8_scale(top, scale_ub) : floored_scale(top, rule, scale_ub, nullptr);
     }
-    template <int V> VT_MEMBER void put(i64 at, const float (&x)[V], float scale, float inverse) const {
-        if (int8) return store_int8(out, at, x, scale);
+    VT_MEMBER Divisor divisor(float scale, unsigned top) const { return Divisor(scale, top, rule == VLLM_NATIVE); }
+    template <int V> VT_MEMBER void put(i64 at, const float (&x)[V], const Divisor& by) const {
+        if (int8) return store_int8(out, at, x, by.scale);
         float q[V];
-        if (rule == VLLM_NATIVE) products(q, x, inverse);
-        else quotients(q, x, scale, inverse);
+        by.divide(q, x);
         store_e4m3(out, at, q, nan);
     }
 };
+
+// n / d of whole numbers under 2^31 as a product: device/units.py's or a launcher's `magic` is 2^(31 + L) / d + 1 with
+// 2^L the least power that is not below d, shift = 31 + L.
+VT_FN unsigned whole_quotient(unsigned n, unsigned magic, int shift) {
+    return (unsigned)((unsigned long long)n * magic >> shift);
+}

@@ -5,8 +5,9 @@
 // 2. *_rows: a row of at most 256 elements in 1 to 32 lanes. *_block4: a block a row of at most 8192: the row is read
 //    once, its normed values wait in registers, packed, for the scale. *_few4: the weights are sent for with the row.
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
-// 4. silu_*: no row has to be known whole: two vectors a thread, one element or vector where they are few, the hardware's fast functions where they give
-//    the polynomial's bytes (fast.cuh).
+// 4. silu_*: no row has to be known whole: two vectors a thread, one element or vector where they are few; the hardware's
+//    fast functions where they give the polynomial's bytes (fast.cuh). All rows are one row of vectors: where each lies
+//    in x takes a product, and of 64 bits only the address.
 #include "fast.cuh"
 #include "fp8_scales.cuh"
 #include "rows.cuh"
@@ -96,7 +97,7 @@ struct Quantised {
     TokenCodes codes;
     const float* scale;
     i64 row_step, group_step;
-    int group_lanes;
+    int group_shift;  // a group is 1 << group_shift lanes wide
 
     // most(top): the largest of the team; lanes: how many of the team's lanes lie in one warp.
     template <int MODE, int G, class M>
@@ -105,18 +106,16 @@ struct Quantised {
         if (MODE == TOKEN) {
             unsigned top = 0;
 #pragma unroll
-            for (int g = 0; g < G; ++g) {
-                if (first + g * TREE_SPAN >= width) continue;
-                widen(v, y[g], BF16);
-                top = larger(top, largest_of(v, codes.keeps_nan()));
-            }
-            float scale = codes.scale(most(top)), inverse = 1.0f / scale;
-            if (first == 0) codes.scales[row] = scale;
+            for (int g = 0; g < G; ++g)
+                if (first + g * TREE_SPAN < width) top = larger(top, largest_of_bf16(y[g], codes.keeps_nan()));
+            top = most(top);
+            Divisor by = codes.divisor(codes.scale(top), top);
+            if (first == 0) codes.scales[row] = by.scale;
 #pragma unroll
             for (int g = 0; g < G; ++g) {
                 if (first + g * TREE_SPAN >= width) continue;
                 widen(v, y[g], BF16);
-                codes.put(row * (i64)width + first + g * TREE_SPAN, v, scale, inverse);
+                codes.put(row * (i64)width + first + g * TREE_SPAN, v, by);
             }
             return;
         }
@@ -133,13 +132,13 @@ struct Quantised {
                 products(q, v, inverse);
                 store_e4m3(codes.out, to, q, codes.nan);
             } else {
-                unsigned top = inside ? largest_of(v, false) : 0u;
-                top = largest_of_lanes(top, group_lanes < lanes ? group_lanes : lanes);
-                float own = floored_scale(top, codes.rule, codes.scale_ub, nullptr);
+                unsigned top = inside ? largest_of_bf16(y[g], false) : 0u;
+                top = largest_of_lanes(top, (1 << group_shift) < lanes ? 1 << group_shift : lanes);
                 if (!inside) continue;
-                codes.put(to, v, own, 1.0f / own);
-                if ((at & (8 * group_lanes - 1)) == 0)
-                    codes.scales[row * row_step + at / (8 * group_lanes) * group_step] = own;
+                Divisor by(floored_scale(top, codes.rule, codes.scale_ub, nullptr), top, false);
+                codes.put(to, v, by);
+                if ((at & ((8 << group_shift) - 1)) == 0)
+                    codes.scales[row * row_step + (at >> (3 + group_shift)) * group_step] = by.scale;
             }
         }
     }
@@ -148,12 +147,12 @@ struct Quantised {
 #define NORM_PARAMETERS                                                                                           \
     i64 rows, i64 width, const void *x, i64 x_stride, const void *weight, const void *residual,                   \
         i64 residual_stride, void *residual_out, float eps, i64 flags, const float *scale, const float *scale_ub, \
-        unsigned char *out, float *scales, i64 rule, i64 nan, i64 int8, i64 group_size, i64 row_step, i64 group_step
+        unsigned char *out, float *scales, i64 rule, i64 nan, i64 int8, i64 group_shift, i64 row_step, i64 group_step
 #define NORMED_ALONE(FLAGS) Normed{x, weight, nullptr, nullptr, x_stride, 0, width, FLAGS}
 #define NORMED_ADD(FLAGS) Normed{x, weight, residual, residual_out, x_stride, residual_stride, width, FLAGS}
 #define QUANTISED                                                                                                 \
     Quantised{{scale_ub, out, scales, (int)rule, (unsigned)nan, int8 != 0}, scale, row_step, group_step,          \
-              (int)group_size >> 3}
+              (int)group_shift}
 
 template <int MODE> VT_FN void quant_rows(i64 rows, i64 lanes, float eps, const Normed& norm, const Quantised& quant) {
     int team = (int)lanes, lane = threadIdx.x & (team - 1);
@@ -166,7 +165,7 @@ template <int MODE> VT_FN void quant_rows(i64 rows, i64 lanes, float eps, const 
 
 template <int MODE, bool EARLY> VT_FN void quant_block(float eps, const Normed& norm, const Quantised& quant) {
     __shared__ float warps[8];
-    __shared__ unsigned tops[8];
+    __shared__ unsigned tops[32];
     i64 row = blockIdx.x;
     int first = threadIdx.x * 8;
     Raw<8> y[4];
@@ -258,20 +257,64 @@ VT_FN void silu_static(i64 rows, i64 width, i64 chunks, const void* x, int kind,
     }
 }
 
-#define SILU_STATIC(NAME, V, KIND, ROUNDED)                                                                       \
+#define SILU_STATIC(NAME, V)                                                                                      \
     extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
         i64 rows, i64 width, i64 chunks, const void* x, i64 kind, const float* scale, unsigned char* out,         \
         i64 nan, i64 rounded) {                                                                                   \
-        silu_static<V>(rows, width, chunks, x, KIND, scale, out, (unsigned)nan, ROUNDED);                         \
+        silu_static<V>(rows, width, chunks, x, (int)kind, scale, out, (unsigned)nan, rounded != 0);               \
     }
-SILU_STATIC(silu_static_bf16_v8, 8, BF16, false)
-SILU_STATIC(silu_static_rounded_bf16_v8, 8, BF16, true)
-SILU_STATIC(silu_static_v8, 8, (int)kind, rounded != 0)
-SILU_STATIC(silu_static_v1, 1, (int)kind, rounded != 0)
+SILU_STATIC(silu_static_v8, 8)
+SILU_STATIC(silu_static_v1, 1)
+
+// Vectors of all rows in a row, D a thread, `step` apart. Number n of the result is made of numbers n + row * per_row
+// and, per_row further, of x.
+template <int D> struct Halves {
+    Raw<8> gate[D], up[D];
+    unsigned row[D], first, step, count;
+
+    VT_MEMBER Halves(const void* x, int kind, i64 rows, unsigned per_row, unsigned magic, int magic_shift)
+        : first(blockIdx.x * (blockDim.x * D) + threadIdx.x), step(blockDim.x), count((unsigned)rows * per_row) {
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            row[d] = whole_quotient(number(d), magic, magic_shift);
+            unsigned at = number(d) + row[d] * per_row;
+            if (!inside(d)) continue;
+            gate[d] = fetch<8>(x, (i64)at * 8, kind);
+            up[d] = fetch<8>(x, (i64)(at + per_row) * 8, kind);
+        }
+    }
+    VT_MEMBER unsigned number(int d) const { return first + d * step; }
+    VT_MEMBER bool inside(int d) const { return number(d) < count; }
+};
+
+template <int D, bool ROUNDED>
+VT_FN void silu_vectors(i64 rows, i64 per_row, const void* x, const float* scale, unsigned char* out, unsigned nan,
+                        i64 magic, i64 magic_shift) {
+    const Halves<D> raw(x, BF16, rows, (unsigned)per_row, (unsigned)magic, (int)magic_shift);
+    float inverse = 1.0f / scale[0];
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        if (!raw.inside(d)) return;
+        float y[8], q[8];
+        silu_products(y, raw.gate[d], raw.up[d], BF16, ROUNDED);
+        products(q, y, inverse);
+        store_e4m3(out, (i64)raw.number(d) * 8, q, nan);
+    }
+}
+
+#define SILU_VECTORS(NAME, ROUNDED)                                                                               \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
+        i64 rows, i64 per_row, const void* x, const float* scale, unsigned char* out, i64 nan, i64 magic,         \
+        i64 magic_shift) {                                                                                        \
+        silu_vectors<DEPTH, ROUNDED>(rows, per_row, x, scale, out, (unsigned)nan, magic, magic_shift);            \
+    }
+SILU_VECTORS(silu_static_bf16, false)
+SILU_VECTORS(silu_static_rounded_bf16, true)
 
 #define SILU_GROUP_PARAMETERS                                                                                     \
     i64 rows, i64 width, const void *x, i64 kind, i64 group_size, const float *scale_ub, unsigned char *out,      \
         float *scales, i64 row_step, i64 group_step, i64 rule, i64 nan
+#define SILU_MAGIC i64 lane_shift, i64 magic, i64 magic_shift
 
 // What a group is made of: rounded to x's dtype, or (vLLM) kept in float32.
 template <int V> VT_FN void silu_values(float (&y)[V], const Raw<V>& gate, const Raw<V>& up, int kind, i64 rule) {
@@ -283,44 +326,33 @@ template <int V> VT_FN void silu_values(float (&y)[V], const Raw<V>& gate, const
     for (int j = 0; j < V; ++j) y[j] = vt_silu(g[j]) * u[j];
 }
 
-// Rows are whole groups of 8 * lanes elements, so that their groups follow each other; D vectors a thread.
-template <int D> VT_FN void silu_groups(SILU_GROUP_PARAMETERS) {
-    int lanes = (int)group_size >> 3;
-    unsigned per_row = (unsigned)(width >> 3);
-    i64 count = rows * per_row, first = (i64)blockIdx.x * (blockDim.x * D) + threadIdx.x;
-    Raw<8> a[D], b[D];
-    unsigned row[D], column[D];
+// Rows are whole groups of 8 << lane_shift elements, so that their groups follow each other; D vectors a thread.
+template <int D> VT_FN void silu_groups(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    unsigned per_row = (unsigned)width >> 3;
+    const Halves<D> raw(x, (int)kind, rows, per_row, (unsigned)magic, (int)magic_shift);
 #pragma unroll
     for (int d = 0; d < D; ++d) {
-        unsigned number = (unsigned)(first + d * (int)blockDim.x);
-        row[d] = number / per_row;
-        column[d] = number - row[d] * per_row;
-        if (first + d * (int)blockDim.x >= count) continue;
-        a[d] = fetch<8>(x, row[d] * 2 * width + column[d] * 8, (int)kind);
-        b[d] = fetch<8>(x, row[d] * 2 * width + width + column[d] * 8, (int)kind);
-    }
-#pragma unroll
-    for (int d = 0; d < D; ++d) {
-        bool inside = first + d * (int)blockDim.x < count;
+        bool inside = raw.inside(d);
         float y[8] = {}, q[8];
-        if (inside) silu_values(y, a[d], b[d], (int)kind, rule);
-        float scale = floored_scale(largest_of_lanes(largest_of(y, false), lanes), (int)rule, nullptr, scale_ub);
+        if (inside) silu_values(y, raw.gate[d], raw.up[d], (int)kind, rule);
+        unsigned top = largest_of_lanes(largest_of(y, false), 1 << lane_shift);
         if (!inside) continue;
-        quotients(q, y, scale, 1.0f / scale);
-        store_e4m3(out, (first + d * (int)blockDim.x) * 8, q, (unsigned)nan);
-        if ((column[d] & (unsigned)(lanes - 1)) == 0)
-            scales[row[d] * row_step + column[d] / (unsigned)lanes * group_step] = scale;
+        Divisor by(floored_scale(top, (int)rule, nullptr, scale_ub), top, false);
+        by.divide(q, y);
+        store_e4m3(out, (i64)raw.number(d) * 8, q, (unsigned)nan);
+        unsigned column = raw.number(d) - raw.row[d] * per_row;
+        if ((column & ((1u << lane_shift) - 1)) == 0)
+            scales[raw.row[d] * row_step + (column >> lane_shift) * group_step] = by.scale;
     }
 }
 
-#define SILU_GROUP_NAMES                                                                                          \
-    rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule, nan
-
-extern "C" __global__ void __launch_bounds__(256) silu_group_bf16_v8(SILU_GROUP_PARAMETERS) {
-    silu_groups<GROUP_DEPTH>(rows, width, x, BF16, group_size, scale_ub, out, scales, row_step, group_step, VT, nan);
+extern "C" __global__ void __launch_bounds__(256) silu_group_bf16_v8(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    silu_groups<GROUP_DEPTH>(rows, width, x, BF16, group_size, scale_ub, out, scales, row_step, group_step, VT, nan,
+                             lane_shift, magic, magic_shift);
 }
-extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAMETERS) {
-    silu_groups<1>(SILU_GROUP_NAMES);
+extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    silu_groups<1>(rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule, nan,
+                   lane_shift, magic, magic_shift);
 }
 
 // A warp a group of any size; what it needs again it computes again.
@@ -340,12 +372,14 @@ extern "C" __global__ void __launch_bounds__(256) silu_group_any(SILU_GROUP_PARA
         value(at);
         top = larger(top, largest_of(y, false));
     }
-    float scale = floored_scale(largest_of_lanes(top, 32), (int)rule, nullptr, scale_ub);
+    top = largest_of_warp(top);
     if (!inside) return;
-    if ((threadIdx.x & 31) == 0) scales[row * row_step + group * group_step] = scale;
+    Divisor by(floored_scale(top, (int)rule, nullptr, scale_ub), top, false);
+    if ((threadIdx.x & 31) == 0) scales[row * row_step + group * group_step] = by.scale;
     for (i64 at = begin + (threadIdx.x & 31); at < end; at += 32) {
         value(at);
-        y[0] = y[0] / scale;
-        store_e4m3(out, row * width + at, y, (unsigned)nan);
+        float q[1];
+        by.divide(q, y);
+        store_e4m3(out, row * width + at, q, (unsigned)nan);
     }
 }

@@ -3,15 +3,16 @@
 // The ladder:
 // 1. *_v1, token_v8: any width and stride; a row that was measured is read again. group_any: a warp a group of any size.
 // 2. *_v8, *_bf16_*: 16-byte loads and 8-byte stores, two under way a thread.
-// 3. token_bf16_*: the row waits in registers for its scale. group_v8: so does a group, in 1 to 32 neighbouring lanes.
-// 4. Division by a scale is a product with its reciprocal, unless the code could be another (fp8_scales.cuh): with IEEE
-//    divisions alone the arithmetic takes longer than the bytes.
+// 3. token_bf16_*: the row waits in registers for its scale; where rows are few, a block has a thread for every vector,
+//    so that a row takes one trip to memory. group_*v8: so does a group, in 1 to 32 neighbouring lanes.
+// 4. Division by a scale is a product with its reciprocal and a step of correction (fp8_scales.cuh), and maxima are
+//    taken of pairs as they lie in memory: with IEEE divisions the arithmetic takes longer than the bytes.
 // 5. Per tensor: two launches. Blocks leave their maxima, every block of the second finds the largest of them.
 #include "fp8_scales.cuh"
 #include "rows.cuh"
 
 #define DEPTH 2          // groups a thread of the static kernels, device/quant_fp8.py
-#define GROUP_DEPTH 4    // vectors a thread of group_bf16_v8
+#define GROUP_DEPTH 4    // most vectors a thread of group_bf16_v8
 #define MOST_MAXIMA 528  // blocks that leave a maximum
 
 template <int V>
@@ -126,28 +127,27 @@ TENSOR(1)
         float *scales, i64 rule, i64 nan, i64 int8
 #define TOKEN_CODES TokenCodes{scale_ub, out, scales, (int)rule, (unsigned)nan, int8 != 0}
 
-// Elements first + 2048 g ..., g < G, of a row in registers; most(top) is the team's maximum.
+// Elements first + step g ..., g < G, of a row in registers; most(top) is the team's maximum.
 template <int G, class M>
-VT_FN void token_row(const TokenCodes& codes, i64 row, int first, int width, const void* x, i64 stride, M&& most) {
+VT_FN void token_row(const TokenCodes& codes, i64 row, int first, int step, int width, const void* x, i64 stride,
+                     M&& most) {
     Raw<8> raw[G];
-    float v[8];
     unsigned top = 0;
 #pragma unroll
     for (int g = 0; g < G; ++g)
-        if (first + g * 2048 < width) raw[g] = fetch<8>(x, row * stride + first + g * 2048, BF16);
+        if (first + g * step < width) raw[g] = fetch<8>(x, row * stride + first + g * step, BF16);
+#pragma unroll
+    for (int g = 0; g < G; ++g)
+        if (first + g * step < width) top = larger(top, largest_of_bf16(raw[g], codes.keeps_nan()));
+    top = most(top);
+    Divisor by = codes.divisor(codes.scale(top), top);
+    if (first == 0) codes.scales[row] = by.scale;
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        if (first + g * 2048 >= width) continue;
+        if (first + g * step >= width) continue;
+        float v[8];
         widen(v, raw[g], BF16);
-        top = larger(top, largest_of(v, codes.keeps_nan()));
-    }
-    float scale = codes.scale(most(top)), inverse = 1.0f / scale;
-    if (first == 0) codes.scales[row] = scale;
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-        if (first + g * 2048 >= width) continue;
-        widen(v, raw[g], BF16);
-        codes.put(row * width + first + g * 2048, v, scale, inverse);
+        codes.put(row * width + first + g * step, v, by);
     }
 }
 
@@ -155,13 +155,13 @@ extern "C" __global__ void __launch_bounds__(128) token_bf16_rows(TOKEN_PARAMETE
     int team = (int)lanes, lane = threadIdx.x & (team - 1);
     i64 row = (i64)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
     int first = row < rows ? lane * 8 : (int)width;
-    token_row<1>(TOKEN_CODES, row, first, (int)width, x, stride,
+    token_row<1>(TOKEN_CODES, row, first, 0, (int)width, x, stride,
                  [&](unsigned top) { return largest_of_lanes(top, team); });
 }
 
-extern "C" __global__ void __launch_bounds__(256) token_bf16_block4(TOKEN_PARAMETERS) {
-    __shared__ unsigned tops[8];
-    token_row<4>(TOKEN_CODES, blockIdx.x, threadIdx.x * 8, (int)width, x, stride,
+extern "C" __global__ void __launch_bounds__(1024) token_bf16_block(TOKEN_PARAMETERS) {
+    __shared__ unsigned tops[32];
+    token_row<4>(TOKEN_CODES, blockIdx.x, threadIdx.x * 8, blockDim.x * 8, (int)width, x, stride,
                  [&](unsigned top) { return largest_of_block(top, tops); });
 }
 
@@ -174,11 +174,12 @@ template <int V> VT_FN void token_long(const TokenCodes& codes, i64 width, const
         load(v, x, row * stride + at, kind);
         top = larger(top, largest_of(v, codes.keeps_nan()));
     }
-    float scale = codes.scale(largest_of_block(top, tops)), inverse = 1.0f / scale;
-    if (threadIdx.x == 0) codes.scales[row] = scale;
+    top = largest_of_block(top, tops);
+    Divisor by = codes.divisor(codes.scale(top), top);
+    if (threadIdx.x == 0) codes.scales[row] = by.scale;
     for (i64 at = threadIdx.x * V; at < width; at += 256 * V) {
         load(v, x, row * stride + at, kind);
-        codes.put(row * width + at, v, scale, inverse);
+        codes.put(row * width + at, v, by);
     }
 }
 
@@ -204,14 +205,14 @@ struct GroupCodes {
     VT_MEMBER float scale(unsigned top) const {
         if (floored) return floored_scale(top, rule, scale_ub, nullptr);
         float size = vt_float((int)top);
-        float scale = (rule == VLLM_NATIVE ? size : vt_maximum(size, eps)) / E4M3_LARGEST;
+        if (rule != VLLM_NATIVE) size = vt_maximum(size, eps);
+        float scale = size < 0x1p-90f ? size / E4M3_LARGEST : over_largest(size);
         if (ue8m0) scale = power_of_two(rule == VLLM_NATIVE ? scale : vt_maximum(scale, 1e-10f));
         return rule == VLLM_NATIVE ? vt_maximum(scale, SCALE_FLOOR) : scale;
     }
-    template <int V> VT_MEMBER void put(i64 at, const float (&x)[V], float scale, float inverse) const {
+    template <int V> VT_MEMBER void put(i64 at, const float (&x)[V], const Divisor& by) const {
         float q[V];
-        if (V == 1) q[0] = x[0] / scale;
-        else quotients(q, x, scale, inverse);
+        by.divide(q, x);
         store_e4m3(out, at, q, nan);
     }
 };
@@ -219,40 +220,47 @@ struct GroupCodes {
 #define GROUP_PARAMETERS                                                                                          \
     i64 rows, i64 width, const void *x, i64 stride, i64 kind, i64 group_size, const float *scale_ub,              \
         unsigned char *out, float *scales, i64 row_step, i64 group_step, float eps, i64 rule, i64 nan, i64 flags
+#define VECTOR_PARAMETERS i64 lane_shift, i64 magic, i64 magic_shift, i64 depth
 #define GROUP_CODES                                                                                               \
     GroupCodes{scale_ub, out, scales, row_step, group_step, eps, (int)rule, (unsigned)nan, (flags & 1) != 0,      \
                (flags & 2) != 0}
 
-// x is contiguous and its rows are whole groups of 8 * lanes elements, so that all of it is one row of groups; D vectors
-// a thread.
-template <int D>
-VT_FN void group_vectors(const GroupCodes& codes, i64 rows, i64 width, const void* x, int kind, i64 group_size) {
-    unsigned lanes = (unsigned)group_size >> 3, per_row = (unsigned)(width / group_size);
-    i64 count = rows * (width >> 3), first = (i64)blockIdx.x * (blockDim.x * D) + threadIdx.x;
+// x is contiguous and its rows are whole groups of 8 << lane_shift elements, so that all of it is one row of groups; up
+// to D vectors a thread. magic: of the groups of a row.
+template <int D, bool BRAIN>
+VT_FN void group_vectors(const GroupCodes& codes, i64 rows, i64 width, const void* x, int kind, VECTOR_PARAMETERS) {
+    unsigned count = (unsigned)(rows * (width >> 3)), step = blockDim.x;
+    unsigned first = blockIdx.x * (step * (unsigned)depth) + threadIdx.x, lanes = 1u << lane_shift;
     Raw<8> raw[D];
 #pragma unroll
     for (int d = 0; d < D; ++d)
-        if (first + d * (int)blockDim.x < count) raw[d] = fetch<8>(x, (first + d * (int)blockDim.x) * 8, kind);
+        if (d < depth && first + d * step < count) raw[d] = fetch<8>(x, (i64)(first + d * step) * 8, kind);
 #pragma unroll
     for (int d = 0; d < D; ++d) {
-        i64 at = first + d * (int)blockDim.x;
-        float v[8] = {};
-        if (at < count) widen(v, raw[d], kind);
-        float scale = codes.scale(largest_of_lanes(largest_of(v, codes.keeps_nan()), (int)lanes));
+        if (d >= depth) break;
+        unsigned at = first + d * step, top = 0;
+        float v[8];
+        if (at < count) {
+            widen(v, raw[d], kind);
+            top = BRAIN ? largest_of_bf16(raw[d], codes.keeps_nan()) : largest_of(v, codes.keeps_nan());
+        }
+        top = largest_of_lanes(top, (int)lanes);
         if (at >= count) continue;
-        codes.put(at * 8, v, scale, 1.0f / scale);
+        Divisor by(codes.scale(top), top, false);
+        codes.put((i64)at * 8, v, by);
         if ((threadIdx.x & (lanes - 1)) == 0) {
-            unsigned group = (unsigned)at / lanes, row = group / per_row;  // of 32 bits: of 64 they take 100 ns
-            codes.scales[row * codes.row_step + (group - row * per_row) * codes.group_step] = scale;
+            unsigned group = at >> lane_shift, row = whole_quotient(group, (unsigned)magic, (int)magic_shift);
+            codes.scales[row * codes.row_step + (group - row * (unsigned)(width >> (lane_shift + 3))) * codes.group_step] =
+                by.scale;
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) group_bf16_v8(GROUP_PARAMETERS) {
-    group_vectors<GROUP_DEPTH>(GROUP_CODES, rows, width, x, BF16, group_size);
+extern "C" __global__ void __launch_bounds__(256) group_bf16_v8(GROUP_PARAMETERS, VECTOR_PARAMETERS) {
+    group_vectors<GROUP_DEPTH, true>(GROUP_CODES, rows, width, x, BF16, lane_shift, magic, magic_shift, depth);
 }
-extern "C" __global__ void __launch_bounds__(256) group_v8(GROUP_PARAMETERS) {
-    group_vectors<1>(GROUP_CODES, rows, width, x, (int)kind, group_size);
+extern "C" __global__ void __launch_bounds__(256) group_v8(GROUP_PARAMETERS, VECTOR_PARAMETERS) {
+    group_vectors<1, false>(GROUP_CODES, rows, width, x, (int)kind, lane_shift, magic, magic_shift, 1);
 }
 
 extern "C" __global__ void __launch_bounds__(256) group_any(GROUP_PARAMETERS) {
@@ -268,11 +276,12 @@ extern "C" __global__ void __launch_bounds__(256) group_any(GROUP_PARAMETERS) {
         load(v, x, row * stride + at, (int)kind);
         top = larger(top, largest_of(v, codes.keeps_nan()));
     }
-    float scale = codes.scale(largest_of_lanes(top, 32));
+    top = largest_of_warp(top);
     if (!inside) return;
-    if ((threadIdx.x & 31) == 0) codes.scales[row * row_step + group * group_step] = scale;
+    Divisor by(codes.scale(top), top, false);
+    if ((threadIdx.x & 31) == 0) codes.scales[row * row_step + group * group_step] = by.scale;
     for (i64 at = begin + (threadIdx.x & 31); at < end; at += 32) {
         load(v, x, row * stride + at, (int)kind);
-        codes.put(row * width + at, v, scale, 1.0f);
+        codes.put(row * width + at, v, by);
     }
 }
