@@ -17,7 +17,7 @@ from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, s
 from .norm import rms_norm, rms_norm_gated
 from .quant_fp8 import (
     CODES,
-    FEW_BLOCK,
+    FEW_ROWS,
     FEW_VECTORS,
     LONGEST,
     NAN_CODES,
@@ -40,7 +40,9 @@ from .quant_fp8 import (
 from .scratch import scratch
 
 _GEMMA, _NATIVE = 1, 2
-_DEPTH, _GROUP_DEPTH = 2, 2
+_DEPTH, _GROUP_DEPTH, _BLOCK_DEPTH = 2, 2, 8
+_BLOCK = 64
+"""Threads that share a multiprocessor well while they wait for the functions' own latency."""
 _FEW_ELEMENTS = 1 << 16
 """Under this an element a thread and access: it is the functions' own latency that takes the time."""
 _DYNAMIC_NORM = {"vt": "vt", "vllm": "vllm_native", "vllm_native": "vllm_native"}
@@ -69,7 +71,8 @@ def _normed(op, mode, x, weight, residual, eps, flags, codes, residual_out, extr
     if rows:
         args = [rows, width, x, stride, weight, residual, residual_stride, residual_out, np.float32(eps), flags, *extra]
         kernel = f"{mode}_{'alone' if residual is None else 'add'}"
-        start_rows(op, "norm_quant", kernel, rows, width, args, ("few4", "block4"))
+        form, team = ("few4", TEAM) if rows <= FEW_ROWS else ("block8", 128) if residual is None else ("block4", TEAM)
+        start_rows(op, "norm_quant", kernel, rows, width, args, form, team)
     return True
 
 
@@ -107,24 +110,17 @@ def rms_norm_gated_quant_fp8(x, gate, weight, scale, *, eps=1e-6, sigmoid_gate=F
     op, width, nan = "rms_norm_gated_quant_fp8", x.shape[-1], NAN_CODES["vt"]
     (target,) = results(op, out, (x, gate, weight, scale), (x.shape, CODES))
     gate, rows, gate_stride = as_rows(op, "gate", gate)
-    lanes = 1 << max(0, (-(-width // VECTOR) - 1).bit_length())
-    wide = whole_vectors(width, target, (x, width), (gate, gate_stride), (weight, width))
-    if wide and 0 < lanes <= 32 and all(kind(array) == KINDS["bfloat16"] for array in (x, gate, weight)):
+    shift = (-(-width // VECTOR) - 1).bit_length()
+    wide = 2 * VECTOR <= width <= 32 * VECTOR and whole_vectors(
+        width, target, (x, width), (gate, gate_stride), (weight, width)
+    )
+    if wide and all(kind(array) == KINDS["bfloat16"] for array in (x, gate, weight)):
+        depth = 2 if rows << shift >= FEW_VECTORS else 1
         args = [
-            rows,
-            width,
-            x,
-            weight,
-            gate,
-            gate_stride,
-            np.float32(eps),
-            int(sigmoid_gate),
-            scale,
-            target,
-            nan,
-            lanes,
-        ]
-        start(op, "norm_quant", "gated_rows", -(-rows * lanes // ROW_BLOCK), (ROW_BLOCK, 1), args)
+            rows, width, x, weight, gate, gate_stride, np.float32(eps), int(sigmoid_gate), scale, target, nan, shift,
+            depth,
+        ]  # fmt: skip
+        start(op, "norm_quant", "gated_rows", -(-(rows << shift) // (ROW_BLOCK * depth)), (ROW_BLOCK, 1), args)
         return target
     y = _scratch(x.shape, _BF16)
     rms_norm_gated(x, gate, weight, eps=eps, sigmoid_gate=sigmoid_gate, out_dtype=_BF16, out=y)
@@ -161,7 +157,7 @@ def rms_norm_per_block_quant(
     (target, *rest), scale = with_scales(op, out, inputs, (x.shape, CODES), shape, column_major, _new(residual))
     residual_out = rest[0] if rest else None
     norm, fused = _DYNAMIC_NORM[rounding], False
-    if fits_lanes(group_size) and scale.size:
+    if fits_lanes(group_size) and group_size >= _BLOCK_DEPTH * VECTOR and scale.size:
         extra = [None, scale_ub, target, scale, RULES[rounding], NAN_CODES[rounding], 0, lane_shift(group_size)]
         extra += steps(op, scale)
         fused = _normed(op, "group", x, weight, residual, eps, _NATIVE * (norm != "vt"), target, residual_out, extra)
@@ -180,9 +176,8 @@ def silu_and_mul_quant(x, scale, *, rounding="vt", out=None):
     wide, count = rows * half >= _FEW_ELEMENTS and whole_vectors(half, target, (x, 2 * half)), rows * half // VECTOR
     if wide and kind(x) == KINDS["bfloat16"] and count < 2**31:
         kernel = f"silu_static{'_rounded' * rounded}_bf16"
-        block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
         args = [rows, half // VECTOR, x, scale, target, NAN_CODES[rounding], *divider(half // VECTOR)]
-        start(op, "norm_quant", kernel, -(-count // (block * _DEPTH)), (block, 1), args)
+        start(op, "norm_quant", kernel, -(-count // (_BLOCK * _DEPTH)), (_BLOCK, 1), args)
     else:
         args = [x, kind(x), scale, target, NAN_CODES[rounding], int(rounded)]
         map_rows(op, "norm_quant", "silu_static", rows, half, wide, args, _DEPTH)
@@ -207,11 +202,12 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
     count = rows * half // VECTOR
     whole = half % group_size == 0 and fits_lanes(group_size) and count < 2**31
     if whole and whole_vectors(half, target, (x, 2 * half)):
-        many = kind(x) == KINDS["bfloat16"] and rounding == "vt" and count >= FEW_VECTORS
-        depth, block = (_GROUP_DEPTH, TEAM) if many else (1, FEW_BLOCK)
+        deep = kind(x) == KINDS["bfloat16"] and rounding == "vt" and count >= FEW_VECTORS
+        deep = deep and group_size >= _GROUP_DEPTH * VECTOR
+        depth = _GROUP_DEPTH if deep else 1
         args += [lane_shift(group_size), *divider(half // VECTOR)]
-        kernel = "silu_group_bf16_v8" if many else "silu_group_v8"
-        start(op, "norm_quant", kernel, -(-count // (block * depth)), (block, 1), args)
+        kernel = "silu_group_bf16_deep" if deep else "silu_group_v8"
+        start(op, "norm_quant", kernel, -(-count // (_BLOCK * depth)), (_BLOCK, 1), args)
     else:
         start_warps(op, "norm_quant", "silu_group_any", rows, half, group_size, args)
     return target, scale

@@ -23,10 +23,12 @@ TEAM = 256
 LONGEST = 4 * TEAM * VECTOR
 """Elements of a row that stays in registers."""
 ROW_BLOCK = 128
+"""Threads of a block of narrow rows, as the kernels know."""
 FEW_ROWS = 264
 """Two rows a multiprocessor of an H200: up to here nothing but early loads hides latency."""
 FEW_VECTORS, FEW_BLOCK = 1 << 16, 64
-"""Under this a vector a thread, in small blocks, so that all multiprocessors share them."""
+"""Under this a vector a thread, in small blocks, so that all multiprocessors share them; else several, sent for at
+once."""
 _STATIC_DEPTH, _TOKEN_DEPTH, _GROUP_DEPTH, _MOST_MAXIMA = 2, 4, 4, 528
 _UE8M0, _FLOORED = 1, 2
 
@@ -36,18 +38,16 @@ def whole_vectors(width: int, codes, *arrays_and_strides) -> bool:
     return vectors(width, *arrays_and_strides) and (not codes.size or current().pointer(codes) % VECTOR == 0)
 
 
-def start_rows(op: str, family: str, kernel: str, rows: int, width: int, args: list, forms: tuple[str, str]) -> None:
-    """Launch ``<kernel>_rows`` for rows of up to 256 elements, else one of the `forms` with a block a row.
-
-    forms: names for few rows and for many.
-    """
+def start_rows(
+    op: str, family: str, kernel: str, rows: int, width: int, args: list, form: str = "", team: int = 0
+) -> None:
+    """Launch ``<kernel>_rows`` for rows of up to 256 elements, else ``<kernel>_<form>``, `team` threads a row."""
     lanes = -(-width // VECTOR)
     if lanes <= 32:
-        lanes = 1 << (lanes - 1).bit_length()
-        start(op, family, f"{kernel}_rows", -(-rows * lanes // ROW_BLOCK), (ROW_BLOCK, 1), [*args, lanes])
+        shift = (lanes - 1).bit_length()
+        start(op, family, f"{kernel}_rows", -(-(rows << shift) // ROW_BLOCK), (ROW_BLOCK, 1), [*args, shift])
     else:
-        form = forms[rows > FEW_ROWS]
-        start(op, family, f"{kernel}_{form}", rows, (min(TEAM, -(-lanes // 32) * 32), 1), args)
+        start(op, family, f"{kernel}_{form}", rows, (min(team, -(-lanes // 32) * 32), 1), args)
 
 
 def flat(array, rows: int, stride: int) -> tuple[int, int, int]:
@@ -110,11 +110,9 @@ def token_codes(op, x, scale_ub, rounding, int8, target, scale) -> None:
     lanes = -(-width // VECTOR)
     if not wide or not 0 < width <= LONGEST or kind(x) != KINDS["bfloat16"]:
         start(op, "quant_fp8", f"token_v{VECTOR if wide else 1}", rows, (TEAM, 1), args)
-    elif lanes <= 32:
-        start_rows(op, "quant_fp8", "token_bf16", rows, width, args, ())
     else:
         threads = lanes if rows <= FEW_ROWS else -(-lanes // _TOKEN_DEPTH)
-        start(op, "quant_fp8", "token_bf16_block", rows, (-(-threads // 32) * 32, 1), args)
+        start_rows(op, "quant_fp8", "token_bf16", rows, width, args, "block", -(-threads // 32) * 32)
 
 
 def with_scales(op, out, inputs, forms, shape, column_major, more=()):
@@ -181,11 +179,12 @@ def group_codes(op, x, group_size, scale_ub, eps, rounding, nan, flags, target, 
     whole = width % group_size == 0 and stride == width and count < 2**31
     if whole and fits_lanes(group_size) and whole_vectors(width, target, (x, stride)):
         bf16, many = kind(x) == KINDS["bfloat16"], count >= FEW_VECTORS
-        depth = _GROUP_DEPTH if bf16 and many else 1
-        block = TEAM if many else FEW_BLOCK
-        args += [lane_shift(group_size), *divider(width // group_size), depth]
-        kernel = "group_bf16_v8" if bf16 else "group_v8"
-        start(op, "quant_fp8", kernel, -(-count // (block * depth)), (block, 1), args)
+        args += [lane_shift(group_size), *divider(width // group_size)]
+        if bf16 and many and group_size >= _GROUP_DEPTH * VECTOR:
+            start(op, "quant_fp8", "group_bf16_deep", -(-count // (TEAM * _GROUP_DEPTH)), (TEAM, 1), args)
+        else:
+            block = TEAM if many else FEW_BLOCK
+            start(op, "quant_fp8", "group_bf16_v8" if bf16 else "group_v8", -(-count // block), (block, 1), args)
     else:
         start_warps(op, "quant_fp8", "group_any", rows, width, group_size, args)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
+
+from .quant_codes import MAGNITUDES
 
 _RNG = np.random.Generator(np.random.PCG64(17))
 
@@ -15,7 +19,18 @@ def _ties(*shape: int, kind=ml_dtypes.bfloat16) -> np.ndarray:
     return x.astype(kind)
 
 
+def _near_ties(largest: float) -> np.ndarray:
+    """A row of quotients around halfway between two codes, where a product with the reciprocal may err."""
+    scale = np.float32(largest) / np.float32(448)
+    middle = np.float32([(a + b) / 2 for a, b in itertools.pairwise(MAGNITUDES)]) * scale
+    row = np.concatenate([middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(1e9))])
+    row = np.append(row[row < largest], np.float32(largest))
+    return np.append(row, np.zeros(-len(row) % 8, np.float32))
+
+
 _16, _F16, _F32 = ({"x": kind, "weight": kind} for kind in ("bfloat16", "float16", "float32"))
+_HALVES = np.tile(np.float32(224 * 2.0**-149) * np.arange(1, 17, 2, np.float32)[:, None], 8)
+"""Their 448th part lies halfway between two subnormal numbers."""
 _KINDS = ("bfloat16", "float16", "float32")
 _ALL = ("vt", "vllm", "vllm_native")
 _UB = {"scale_ub": "float32"}
@@ -24,7 +39,8 @@ _HEIGHT = (270,)  # more rows than take their weights early
 _NORMS = [
     *({"...": (3,), "H": H, **_16} for H in (8, 40, 256, 264, 2056, 8192, 8200, 33)),
     *({"...": (3,), "H": H, **_16, "residual": "bfloat16"} for H in (24, 128, 1032, 5128)),
-    {"...": _HEIGHT, "H": 264, **_16}, {"...": _HEIGHT, "H": 264, **_16, "residual": "bfloat16"},
+    {"...": _HEIGHT, "H": 264, **_16}, {"...": _HEIGHT, "H": 3080, **_16},
+    {"...": _HEIGHT, "H": 264, **_16, "residual": "bfloat16"},
     {"...": (3,), "H": 72, **_F16, "residual": "float16"}, {"...": (3,), "H": 40, **_F32, "residual": "bfloat16"},
     {"...": (0,), "H": 64, **_16}, {"...": (), "H": 40, **_16},
     *({"...": (3,), "H": 520, **_16, "residual": "bfloat16", "rounding": r} for r in ("vllm",)),
@@ -57,6 +73,8 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (3,), "K": 72, "x": kind, "rounding": rounding, **_UB} for kind in _KINDS for rounding in _ALL),
         {"...": (3,), "K": 7, "x": "float32"}, {"...": (0,), "K": 8}, {"...": (), "K": 40, "x": "bfloat16"},
         *({"...": (4,), "K": 296, "x": _ties(4, 296, kind=k)} for k in (ml_dtypes.bfloat16, np.float32)),
+        *({"...": (), "K": len(_near_ties(top)), "x": _near_ties(top), "rounding": r}
+          for top in (3.0, 100.0) for r in ("vt", "vllm_native")),
     ],
     "per_token_group_quant_fp8": [
         *(_groups({"...": (5,), "K": 768, "x": "bfloat16"}, size) for size in (8, 16, 32, 64, 128, 256)),
@@ -70,6 +88,7 @@ EDGES: dict[str, list[dict]] = {
         _groups({"...": (130,), "K": 4096, "x": "bfloat16", "column_major": True}, 128),
         _groups({"...": (129,), "K": 4096, "x": _ties(129, 4096), "rounding": "vllm"}, 64),
         _groups({"...": (2,), "K": 16, "x": np.zeros((2, 16), np.float32), "eps": 1e-44}, 8),
+        _groups({"...": (8,), "K": 8, "x": _HALVES, "eps": 1e-44}, 8),
         _groups({"...": (1,), "K": 16, "x": np.float32([[1e-40, *[3e-41] * 15]]), "eps": 1e-44}, 16),
     ],
     "rms_norm_quant_fp8": [
@@ -79,6 +98,7 @@ EDGES: dict[str, list[dict]] = {
     ],
     "rms_norm_gated_quant_fp8": [
         {"...": (5, 4), "D": 128, **_16, "gate": "bfloat16"}, {"...": (3,), "D": 7, "sigmoid_gate": True},
+        {"...": (8193,), "D": 64, **_16, "gate": "bfloat16"},
         {"...": (0,), "D": 8}, {"...": (2,), "D": 0}, {"...": (2,), "D": 264, **_16, "gate": "bfloat16"},
         *({"...": (9,), "D": D, **_16, "gate": "bfloat16", "sigmoid_gate": s}
           for D, s in ((8, False), (72, True), (256, True))),
@@ -110,7 +130,7 @@ EDGES: dict[str, list[dict]] = {
           for kind in _KINDS for rounding in ("vt", "vllm")),
         *(_groups({"...": (5,), "D": 768, "x": "bfloat16", "column_major": True}, size) for size in (8, 128, 256)),
         _groups({"...": (3,), "D": 100, "x": "bfloat16", "column_major": True}, 32),
-        _groups({"...": (257,), "D": 2048, "x": "bfloat16"}, 128),
+        _groups({"...": (257,), "D": 2048, "x": "bfloat16", "column_major": True}, 128),
         _groups({"...": (3,), "D": 33, "x": "float32", "rounding": "vllm"}, 10), _groups({"...": (0,), "D": 64}, 32),
     ],
 }  # fmt: skip

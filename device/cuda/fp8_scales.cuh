@@ -42,19 +42,17 @@ template <bool KEEP> VT_FN unsigned larger_pair(unsigned a, unsigned b) {
 #endif
 }
 
-template <bool KEEP> VT_FN unsigned largest_pair(unsigned top, const uint4& words) {
-    unsigned a = larger_pair<KEEP>(top, words.x & 0x7fff7fffu), b = larger_pair<KEEP>(0u, words.y & 0x7fff7fffu);
+template <bool KEEP> VT_FN unsigned largest_pair(const uint4& words) {  // with a 0 each: of two NaN neither loses
+    unsigned a = larger_pair<KEEP>(0u, words.x & 0x7fff7fffu), b = larger_pair<KEEP>(0u, words.y & 0x7fff7fffu);
     a = larger_pair<KEEP>(a, words.z & 0x7fff7fffu);
     b = larger_pair<KEEP>(b, words.w & 0x7fff7fffu);
     return larger_pair<KEEP>(a, b);
 }
 
-// `largest_of` of two bfloat16 that `largest_pair` left.
-VT_FN unsigned largest_of_pair(unsigned top) { return larger(top << 16, top & 0xffff0000u); }
-
 // `largest_of` of eight bfloat16 as they lie in memory.
 VT_FN unsigned largest_of_bf16(const Raw<8>& raw, bool keep_nan) {
-    return largest_of_pair(keep_nan ? largest_pair<true>(0u, raw.a) : largest_pair<false>(0u, raw.a));
+    unsigned top = keep_nan ? largest_pair<true>(raw.a) : largest_pair<false>(raw.a);
+    return larger(top << 16, top & 0xffff0000u);
 }
 
 // Over 1, 2, 4 ... 32 neighbouring lanes; all lanes of the warp must come here.
@@ -122,6 +120,8 @@ struct Divisor {
     float scale, inverse, back;  // back: 0 for products alone
     bool middling;
 
+    VT_MEMBER Divisor(float scale, float inverse)  // as found elsewhere; inverse: 0 where not middling
+        : scale(scale), inverse(inverse), back(inverse), middling(inverse > 0.0f) {}
     // top: the largest |x|; `product`: what is wanted is x * float32(1 / scale).
     VT_MEMBER Divisor(float scale, unsigned top, bool product) : scale(scale), inverse(1.0f / scale) {
         back = product ? 0.0f : inverse;
@@ -138,6 +138,39 @@ struct Divisor {
         }
 #pragma unroll
         for (int j = 0; j < V; ++j) q[j] = back != inverse ? x[j] * inverse : x[j] / scale;
+    }
+};
+
+// Scales of groups of `lanes` neighbours, at least D of them, that hold D vectors of bfloat16 each, one of D groups.
+// Maxima travel two by two, and each lane finds the scale of but one of its groups, number `own`.
+template <int D> struct GroupScales {
+    int own;
+    float scale, inverse;  // of group `own`
+
+    // tops[d]: largest_pair of vector d; find(top) -> scale
+    template <bool KEEP, class F> VT_MEMBER void join(const unsigned (&tops)[D], int lanes, F&& find) {
+        unsigned pairs[D / 2];
+#pragma unroll
+        for (int d = 0; d < D; d += 2)
+            pairs[d / 2] = larger_pair<KEEP>((tops[d] & 0xffffu) | tops[d + 1] << 16,
+                                             tops[d] >> 16 | (tops[d + 1] & 0xffff0000u));
+        for (int m = lanes >> 1; m >= 1; m >>= 1)
+#pragma unroll
+            for (int p = 0; p < D / 2; ++p)
+                pairs[p] = larger_pair<KEEP>(pairs[p], __shfl_xor_sync(FULL_WARP, pairs[p], m));
+        own = threadIdx.x & (D - 1);
+        unsigned pair = pairs[0];
+#pragma unroll
+        for (int p = 1; p < D / 2; ++p)
+            if (own >> 1 == p) pair = pairs[p];
+        unsigned top = own & 1 ? pair & 0xffff0000u : pair << 16;
+        Divisor by(find(top), top, false);
+        scale = by.scale;
+        inverse = by.middling ? by.inverse : 0.0f;
+    }
+    VT_MEMBER Divisor of(int d) const {
+        int away = own ^ d;
+        return Divisor(__shfl_xor_sync(FULL_WARP, scale, away), __shfl_xor_sync(FULL_WARP, inverse, away));
     }
 };
 

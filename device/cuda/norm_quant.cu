@@ -4,6 +4,8 @@
 // 1. Whatever has no kernel here (device/norm_quant.py) is the norm's or activation's kernel, then the quantiser's.
 // 2. *_rows: a row of at most 256 elements in 1 to 32 lanes. *_block4: a block a row of at most 8192: the row is read
 //    once, its normed values wait in registers, packed, for the scale. *_few4: the weights are sent for with the row.
+//    *_block8: 128 threads a row, each with two of the tree's partials: half the threads have half as often to find the
+//    row's root and scale, and no warp idles at the usual 5120 elements. With a residual it takes too many registers.
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
 // 4. silu_*: no row has to be known whole: two vectors a thread, one element or vector where they are few; the hardware's
 //    fast functions where they give the polynomial's bytes (fast.cuh). All rows are one row of vectors: where each lies
@@ -44,16 +46,17 @@ struct Normed {
     }
 };
 
-// Elements first + 2048 g ..., g < G, of a normed row; `sum` joins the team's partials.
-template <int G, bool EARLY, class S>
+// Elements first + SPAN g ..., g < G, of a normed row. SPAN is the tree's, or half of it: then a thread holds two of the
+// tree's partials. sum(first, second) joins the team's.
+template <int G, int SPAN, bool EARLY, class S>
 VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, float eps, S&& sum) {
     const bool add = norm.residual != nullptr, native = norm.flags & NATIVE;
     Raw<8> other[G], weights[EARLY ? G : 1];
     int width = (int)norm.width;
-    float v[8], partial = 0.0f;
+    float v[8], partials[2] = {};
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        int at = first + g * TREE_SPAN;
+        int at = first + g * SPAN;
         if (at >= width) continue;
         y[g] = fetch<8>(norm.x, row * norm.x_stride + at, BF16);
         if (add) other[g] = fetch<8>(norm.residual, row * norm.residual_stride + at, BF16);
@@ -61,11 +64,11 @@ VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, fl
     if (EARLY) {
 #pragma unroll
         for (int g = 0; g < G; ++g)
-            if (first + g * TREE_SPAN < width) weights[g] = fetch<8>(norm.weight, first + g * TREE_SPAN, BF16);
+            if (first + g * SPAN < width) weights[g] = fetch<8>(norm.weight, first + g * SPAN, BF16);
     }
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        int at = first + g * TREE_SPAN;
+        int at = first + g * SPAN;
         if (at >= width) continue;
         if (add) {
             norm.sum(v, y[g], other[g]);
@@ -78,12 +81,12 @@ VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, fl
         } else {
             widen(v, y[g], BF16);
         }
-        add_squares(partial, v);
+        add_squares(partials[SPAN < TREE_SPAN ? g & 1 : 0], v);
     }
-    float inverse = inverse_root(sum(partial), (float)width, eps);
+    float inverse = inverse_root(sum(partials[0], partials[1]), (float)width, eps);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        int at = first + g * TREE_SPAN;
+        int at = first + g * SPAN;
         if (at >= width) continue;
         if (!EARLY) weights[0] = fetch<8>(norm.weight, at, BF16);
         if (add && native) norm.sum(v, y[g], other[g]);
@@ -92,7 +95,9 @@ VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, fl
     }
 }
 
-// What becomes of a normed row.
+VT_FN int min_of(int a, int b) { return a < b ? a : b; }
+
+// What becomes of a normed row. In GROUP mode, and where G > 1, a group is at least G lanes wide.
 struct Quantised {
     TokenCodes codes;
     const float* scale;
@@ -100,45 +105,59 @@ struct Quantised {
     int group_shift;  // a group is 1 << group_shift lanes wide
 
     // most(top): the largest of the team; lanes: how many of the team's lanes lie in one warp.
-    template <int MODE, int G, class M>
+    template <int MODE, int G, int SPAN, class M>
     VT_MEMBER void row(const Raw<8> (&y)[G], i64 row, int first, int width, int lanes, M&& most) const {
         float v[8];
         if (MODE == TOKEN) {
             unsigned top = 0;
 #pragma unroll
             for (int g = 0; g < G; ++g)
-                if (first + g * TREE_SPAN < width) top = larger(top, largest_of_bf16(y[g], codes.keeps_nan()));
+                if (first + g * SPAN < width) top = larger(top, largest_of_bf16(y[g], codes.keeps_nan()));
             top = most(top);
             Divisor by = codes.divisor(codes.scale(top), top);
             if (first == 0) codes.scales[row] = by.scale;
 #pragma unroll
             for (int g = 0; g < G; ++g) {
-                if (first + g * TREE_SPAN >= width) continue;
+                if (first + g * SPAN >= width) continue;
                 widen(v, y[g], BF16);
-                codes.put(row * (i64)width + first + g * TREE_SPAN, v, by);
+                codes.put(row * (i64)width + first + g * SPAN, v, by);
             }
             return;
         }
-        float inverse = MODE == STATIC ? 1.0f / scale[0] : 0.0f;
+        if (MODE == STATIC) {
+            float inverse = 1.0f / scale[0], q[8];
 #pragma unroll
-        for (int g = 0; g < G; ++g) {
-            int at = first + g * TREE_SPAN;
-            bool inside = at < width;
-            i64 to = row * (i64)width + at;
-            if (inside) widen(v, y[g], BF16);
-            if (MODE == STATIC) {
-                if (!inside) continue;
-                float q[8];
+            for (int g = 0; g < G; ++g) {
+                if (first + g * SPAN >= width) continue;
+                widen(v, y[g], BF16);
                 products(q, v, inverse);
-                store_e4m3(codes.out, to, q, codes.nan);
-            } else {
-                unsigned top = inside ? largest_of_bf16(y[g], false) : 0u;
-                top = largest_of_lanes(top, (1 << group_shift) < lanes ? 1 << group_shift : lanes);
-                if (!inside) continue;
-                Divisor by(floored_scale(top, codes.rule, codes.scale_ub, nullptr), top, false);
-                codes.put(to, v, by);
-                if ((at & ((8 << group_shift) - 1)) == 0)
-                    codes.scales[row * row_step + (at >> (3 + group_shift)) * group_step] = by.scale;
+                store_e4m3(codes.out, row * (i64)width + first + g * SPAN, q, codes.nan);
+            }
+        } else if constexpr (G == 1) {
+            bool inside = first < width;
+            unsigned top = largest_of_lanes(inside ? largest_of_bf16(y[0], false) : 0u, min_of(1 << group_shift, lanes));
+            if (!inside) return;
+            Divisor by(floored_scale(top, codes.rule, codes.scale_ub, nullptr), top, false);
+            widen(v, y[0], BF16);
+            codes.put(row * (i64)width + first, v, by);
+            if ((first & ((8 << group_shift) - 1)) == 0)
+                codes.scales[row * row_step + (first >> (3 + group_shift)) * group_step] = by.scale;
+        } else {
+            unsigned tops[G];
+#pragma unroll
+            for (int g = 0; g < G; ++g) tops[g] = first + g * SPAN < width ? largest_pair<false>(y[g].a) : 0u;
+            GroupScales<G> found;
+            found.template join<false>(tops, min_of(1 << group_shift, lanes),
+                                       [&](unsigned top) { return floored_scale(top, codes.rule, codes.scale_ub, nullptr); });
+            int within = first & ((8 << group_shift) - 1), begin = first - within + found.own * SPAN;
+            if (within < 8 * G && begin < width)
+                codes.scales[row * row_step + (begin >> (3 + group_shift)) * group_step] = found.scale;
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                Divisor by = found.of(g);
+                if (first + g * SPAN >= width) continue;
+                widen(v, y[g], BF16);
+                codes.put(row * (i64)width + first + g * SPAN, v, by);
             }
         }
     }
@@ -154,75 +173,119 @@ struct Quantised {
     Quantised{{scale_ub, out, scales, (int)rule, (unsigned)nan, int8 != 0}, scale, row_step, group_step,          \
               (int)group_shift}
 
-template <int MODE> VT_FN void quant_rows(i64 rows, i64 lanes, float eps, const Normed& norm, const Quantised& quant) {
-    int team = (int)lanes, lane = threadIdx.x & (team - 1);
-    i64 row = (i64)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+template <int MODE> VT_FN void quant_rows(i64 rows, i64 lane_shift, float eps, const Normed& norm,
+                                          const Quantised& quant) {
+    int team = 1 << lane_shift, lane = threadIdx.x & (team - 1);
+    i64 row = (i64)blockIdx.x * (128 >> lane_shift) + (threadIdx.x >> lane_shift);
     int first = row < rows ? lane * 8 : (int)norm.width;  // a team without a row still takes part in exchanges
     Raw<8> y[1];
-    normed_row<1, true>(y, norm, row, first, eps, [&](float p) { return tree_of_lanes(p, team); });
-    quant.row<MODE>(y, row, first, (int)norm.width, team, [&](unsigned top) { return largest_of_lanes(top, team); });
+    normed_row<1, TREE_SPAN, true>(y, norm, row, first, eps, [&](float p, float) { return tree_of_lanes(p, team); });
+    quant.row<MODE, 1, TREE_SPAN>(y, row, first, (int)norm.width, team,
+                                  [&](unsigned top) { return largest_of_lanes(top, team); });
 }
 
-template <int MODE, bool EARLY> VT_FN void quant_block(float eps, const Normed& norm, const Quantised& quant) {
+// tree_of_block for blocks of up to 128 threads of two partials each, number t and 128 further.
+VT_FN float tree_of_halves(float low, float high, float* warps) {
+    int count = blockDim.x >> 5, warp = threadIdx.x >> 5;
+    low = tree_of_lanes(low, 32);
+    high = tree_of_lanes(high, 32);
+    if ((threadIdx.x & 31) == 0) {
+        warps[warp] = low;
+        warps[warp + 4] = high;
+    }
+    __syncthreads();
+    float s[8];
+#pragma unroll
+    for (int w = 0; w < 8; ++w) s[w] = (w & 3) < count ? warps[w] : 0.0f;
+    return tree_of_eight(s);
+}
+
+template <int MODE, int G, int SPAN, bool EARLY>
+VT_FN void quant_block(float eps, const Normed& norm, const Quantised& quant) {
     __shared__ float warps[8];
     __shared__ unsigned tops[32];
     i64 row = blockIdx.x;
     int first = threadIdx.x * 8;
-    Raw<8> y[4];
-    normed_row<4, EARLY>(y, norm, row, first, eps, [&](float p) { return tree_of_block(p, warps); });
-    quant.row<MODE>(y, row, first, (int)norm.width, 32, [&](unsigned top) { return largest_of_block(top, tops); });
+    Raw<8> y[G];
+    normed_row<G, SPAN, EARLY>(y, norm, row, first, eps, [&](float p, float other) {
+        return SPAN < TREE_SPAN ? tree_of_halves(p, other, warps) : tree_of_block(p, warps);
+    });
+    quant.row<MODE, G, SPAN>(y, row, first, (int)norm.width, 32,
+                             [&](unsigned top) { return largest_of_block(top, tops); });
 }
 
 // NORM is built of literals where the operands are known: the compiler then drops what they rule out.
 #define NORM_KERNELS(NAME, MODE, NORM)                                                                            \
-    extern "C" __global__ void __launch_bounds__(128) NAME##_rows(NORM_PARAMETERS, i64 lanes) {                   \
-        quant_rows<MODE>(rows, lanes, eps, NORM, QUANTISED);                                                      \
+    extern "C" __global__ void __launch_bounds__(128) NAME##_rows(NORM_PARAMETERS, i64 lane_shift) {              \
+        quant_rows<MODE>(rows, lane_shift, eps, NORM, QUANTISED);                                                 \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) NAME##_few4(NORM_PARAMETERS) {                              \
-        quant_block<MODE, true>(eps, NORM, QUANTISED);                                                            \
-    }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256, 3) NAME##_block4(NORM_PARAMETERS) {                         \
-        quant_block<MODE, false>(eps, NORM, QUANTISED);                                                           \
+        quant_block<MODE, 4, TREE_SPAN, true>(eps, NORM, QUANTISED);                                              \
     }
-NORM_KERNELS(static_alone, STATIC, NORMED_ALONE((int)flags & GEMMA))
-NORM_KERNELS(static_add, STATIC, NORMED_ADD((int)flags & GEMMA))
-NORM_KERNELS(token_alone, TOKEN, NORMED_ALONE((int)flags & NATIVE))
-NORM_KERNELS(token_add, TOKEN, NORMED_ADD((int)flags & NATIVE))
-NORM_KERNELS(group_alone, GROUP, NORMED_ALONE((int)flags & NATIVE))
-NORM_KERNELS(group_add, GROUP, NORMED_ADD((int)flags & NATIVE))
+#define ALONE_KERNELS(NAME, MODE, FLAG)                                                                           \
+    NORM_KERNELS(NAME, MODE, NORMED_ALONE((int)flags & FLAG))                                                     \
+    extern "C" __global__ void __launch_bounds__(128) NAME##_block8(NORM_PARAMETERS) {                            \
+        quant_block<MODE, 8, TREE_SPAN / 2, false>(eps, NORMED_ALONE((int)flags & FLAG), QUANTISED);              \
+    }
+#define ADD_KERNELS(NAME, MODE, FLAG)                                                                             \
+    NORM_KERNELS(NAME, MODE, NORMED_ADD((int)flags & FLAG))                                                       \
+    extern "C" __global__ void __launch_bounds__(256, 3) NAME##_block4(NORM_PARAMETERS) {                         \
+        quant_block<MODE, 4, TREE_SPAN, false>(eps, NORMED_ADD((int)flags & FLAG), QUANTISED);                    \
+    }
+ALONE_KERNELS(static_alone, STATIC, GEMMA)
+ALONE_KERNELS(token_alone, TOKEN, NATIVE)
+ALONE_KERNELS(group_alone, GROUP, NATIVE)
+ADD_KERNELS(static_add, STATIC, GEMMA)
+ADD_KERNELS(token_add, TOKEN, NATIVE)
+ADD_KERNELS(group_add, GROUP, NATIVE)
 
-// y = ((x * inv) * w) * act(gate), rounded, of rows of at most 256 elements.
+// y = ((x * inv) * w) * act(gate), rounded, of rows of 16 to 256 elements, `depth` rows a team: 1, or 2 whose roots its
+// even and odd lanes find.
 extern "C" __global__ void __launch_bounds__(128) gated_rows(
     i64 rows, i64 width, const void* x, const void* weight, const void* gate, i64 gate_stride, float eps, i64 sigmoid,
-    const float* scale, unsigned char* out, i64 nan, i64 lanes) {
-    int team = (int)lanes, first = (threadIdx.x & (team - 1)) * 8;
-    i64 row = (i64)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
-    bool inside = row < rows && first < width;
-    Raw<8> a, b, c;
-    float v[8] = {}, w[8], z[8], y[8], partial = 0.0f;
-    if (inside) {
-        a = fetch<8>(x, row * width + first, BF16);
-        b = fetch<8>(weight, first, BF16);
-        c = fetch<8>(gate, row * gate_stride + first, BF16);
-        widen(v, a, BF16);
-        add_squares(partial, v);
+    const float* scale, unsigned char* out, i64 nan, i64 lane_shift, i64 depth) {
+    int first = (threadIdx.x & ((1 << lane_shift) - 1)) * 8, step = 128 >> lane_shift, own = threadIdx.x & (depth - 1);
+    i64 row = (i64)blockIdx.x * (step * (int)depth) + (threadIdx.x >> lane_shift);
+    Raw<8> a[2], b, c[2];
+    float v[8], w[8], z[8], y[8], partial[2] = {};
+    if (first < width) b = fetch<8>(weight, first, BF16);
+#pragma unroll
+    for (int d = 0; d < 2; ++d) {
+        if (d >= depth || first >= width || row + d * step >= rows) continue;
+        a[d] = fetch<8>(x, (row + d * step) * width + first, BF16);
+        c[d] = fetch<8>(gate, (row + d * step) * gate_stride + first, BF16);
     }
-    float inverse = inverse_root(tree_of_lanes(partial, team), (float)width, eps);
-    if (!inside) return;
+#pragma unroll
+    for (int d = 0; d < 2; ++d) {
+        if (d >= depth || first >= width || row + d * step >= rows) continue;
+        widen(v, a[d], BF16);
+        add_squares(partial[d], v);
+    }
+    for (int m = 1 << lane_shift >> 1; m >= 1; m >>= 1) {
+        partial[0] += other_lane(partial[0], m);
+        partial[1] += other_lane(partial[1], m);
+    }
+    float root = inverse_root(own ? partial[1] : partial[0], (float)width, eps), factor = 1.0f / scale[0];
     widen(w, b, BF16);
-    widen(z, c, BF16);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = v[j] * inverse * w[j];
-    if (sigmoid) gate_products<false>(y, z, v, F32, BF16);
-    else gate_products<true>(y, z, v, F32, BF16);
-    float factor = 1.0f / scale[0];
+    for (int d = 0; d < 2; ++d) {
+        if (d >= depth) break;
+        float inverse = other_lane(root, own ^ d);
+        if (first >= width || row + d * step >= rows) continue;
+        widen(v, a[d], BF16);
+        widen(z, c[d], BF16);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) y[j] = through(y[j], BF16) * factor;
-    store_e4m3(out, row * width + first, y, (unsigned)nan);
+        for (int j = 0; j < 8; ++j) v[j] = v[j] * inverse * w[j];
+        if (sigmoid) gate_products<false>(y, z, v, F32, BF16);
+        else gate_products<true>(y, z, v, F32, BF16);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) y[j] = through(y[j], BF16) * factor;
+        store_e4m3(out, (row + d * step) * width + first, y, (unsigned)nan);
+    }
 }
 
 #define DEPTH 2        // vectors a thread of the static kernels, device/norm_quant.py
-#define GROUP_DEPTH 2  // and of silu_group_bf16_v8
+#define GROUP_DEPTH 2  // and of silu_group_bf16_deep
 
 // y = round(act * up) as the activation stores it.
 template <int V> VT_FN void silu_products(float (&y)[V], const Raw<V>& gate, const Raw<V>& up, int kind, bool rounded) {
@@ -326,33 +389,53 @@ template <int V> VT_FN void silu_values(float (&y)[V], const Raw<V>& gate, const
     for (int j = 0; j < V; ++j) y[j] = vt_silu(g[j]) * u[j];
 }
 
-// Rows are whole groups of 8 << lane_shift elements, so that their groups follow each other; D vectors a thread.
-template <int D> VT_FN void silu_groups(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+// In the two kernels below rows are whole groups of 8 << lane_shift elements, so that their groups follow each other.
+extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
     unsigned per_row = (unsigned)width >> 3;
-    const Halves<D> raw(x, (int)kind, rows, per_row, (unsigned)magic, (int)magic_shift);
-#pragma unroll
-    for (int d = 0; d < D; ++d) {
-        bool inside = raw.inside(d);
-        float y[8] = {}, q[8];
-        if (inside) silu_values(y, raw.gate[d], raw.up[d], (int)kind, rule);
-        unsigned top = largest_of_lanes(largest_of(y, false), 1 << lane_shift);
-        if (!inside) continue;
-        Divisor by(floored_scale(top, (int)rule, nullptr, scale_ub), top, false);
-        by.divide(q, y);
-        store_e4m3(out, (i64)raw.number(d) * 8, q, (unsigned)nan);
-        unsigned column = raw.number(d) - raw.row[d] * per_row;
-        if ((column & ((1u << lane_shift) - 1)) == 0)
-            scales[raw.row[d] * row_step + (column >> lane_shift) * group_step] = by.scale;
-    }
+    const Halves<1> raw(x, (int)kind, rows, per_row, (unsigned)magic, (int)magic_shift);
+    float y[8] = {}, q[8];
+    if (raw.inside(0)) silu_values(y, raw.gate[0], raw.up[0], (int)kind, rule);
+    unsigned top = largest_of_lanes(largest_of(y, false), 1 << lane_shift);
+    if (!raw.inside(0)) return;
+    Divisor by(floored_scale(top, (int)rule, nullptr, scale_ub), top, false);
+    by.divide(q, y);
+    store_e4m3(out, (i64)raw.number(0) * 8, q, (unsigned)nan);
+    unsigned column = raw.number(0) - raw.row[0] * per_row;
+    if ((column & ((1u << lane_shift) - 1)) == 0)
+        scales[raw.row[0] * row_step + (column >> lane_shift) * group_step] = by.scale;
 }
 
-extern "C" __global__ void __launch_bounds__(256) silu_group_bf16_v8(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
-    silu_groups<GROUP_DEPTH>(rows, width, x, BF16, group_size, scale_ub, out, scales, row_step, group_step, VT, nan,
-                             lane_shift, magic, magic_shift);
-}
-extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
-    silu_groups<1>(rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule, nan,
-                   lane_shift, magic, magic_shift);
+// Groups of at least GROUP_DEPTH lanes, "vt".
+extern "C" __global__ void __launch_bounds__(256) silu_group_bf16_deep(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    unsigned per_row = (unsigned)width >> 3, tops[GROUP_DEPTH];
+    const Halves<GROUP_DEPTH> raw(x, BF16, rows, per_row, (unsigned)magic, (int)magic_shift);
+    Raw<8> made[GROUP_DEPTH];
+    float y[8], q[8];
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d) {
+        tops[d] = 0;
+        if (!raw.inside(d)) continue;
+        silu_products(y, raw.gate[d], raw.up[d], BF16, false);
+        made[d] = narrow(y, BF16);
+        tops[d] = largest_pair<false>(made[d].a);
+    }
+    GroupScales<GROUP_DEPTH> found;
+    found.join<false>(tops, 1 << lane_shift,
+                      [&](unsigned top) { return floored_scale(top, VT, nullptr, scale_ub); });
+    unsigned row = raw.row[0], stored = raw.number(found.own);
+#pragma unroll
+    for (int d = 1; d < GROUP_DEPTH; ++d)
+        if (found.own == d) row = raw.row[d];
+    if ((threadIdx.x & ((1u << lane_shift) - 1)) < GROUP_DEPTH && stored < raw.count)
+        scales[row * row_step + ((stored - row * per_row) >> lane_shift) * group_step] = found.scale;
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d) {
+        Divisor by = found.of(d);
+        if (!raw.inside(d)) continue;
+        widen(y, made[d], BF16);
+        by.divide(q, y);
+        store_e4m3(out, (i64)raw.number(d) * 8, q, (unsigned)nan);
+    }
 }
 
 // A warp a group of any size; what it needs again it computes again.

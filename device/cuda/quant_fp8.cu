@@ -12,7 +12,7 @@
 #include "rows.cuh"
 
 #define DEPTH 2          // groups a thread of the static kernels, device/quant_fp8.py
-#define GROUP_DEPTH 4    // most vectors a thread of group_bf16_v8
+#define GROUP_DEPTH 4    // vectors a thread of group_bf16_deep
 #define MOST_MAXIMA 528  // blocks that leave a maximum
 
 template <int V>
@@ -151,9 +151,9 @@ VT_FN void token_row(const TokenCodes& codes, i64 row, int first, int step, int 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) token_bf16_rows(TOKEN_PARAMETERS, i64 lanes) {
-    int team = (int)lanes, lane = threadIdx.x & (team - 1);
-    i64 row = (i64)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+extern "C" __global__ void __launch_bounds__(128) token_bf16_rows(TOKEN_PARAMETERS, i64 lane_shift) {
+    int team = 1 << lane_shift, lane = threadIdx.x & (team - 1);
+    i64 row = (i64)blockIdx.x * (128 >> lane_shift) + (threadIdx.x >> lane_shift);
     int first = row < rows ? lane * 8 : (int)width;
     token_row<1>(TOKEN_CODES, row, first, 0, (int)width, x, stride,
                  [&](unsigned top) { return largest_of_lanes(top, team); });
@@ -220,47 +220,74 @@ struct GroupCodes {
 #define GROUP_PARAMETERS                                                                                          \
     i64 rows, i64 width, const void *x, i64 stride, i64 kind, i64 group_size, const float *scale_ub,              \
         unsigned char *out, float *scales, i64 row_step, i64 group_step, float eps, i64 rule, i64 nan, i64 flags
-#define VECTOR_PARAMETERS i64 lane_shift, i64 magic, i64 magic_shift, i64 depth
+#define VECTOR_PARAMETERS i64 lane_shift, i64 magic, i64 magic_shift
+#define VECTOR_NAMES lane_shift, magic, magic_shift
 #define GROUP_CODES                                                                                               \
     GroupCodes{scale_ub, out, scales, row_step, group_step, eps, (int)rule, (unsigned)nan, (flags & 1) != 0,      \
                (flags & 2) != 0}
 
-// x is contiguous and its rows are whole groups of 8 << lane_shift elements, so that all of it is one row of groups; up
-// to D vectors a thread. magic: of the groups of a row.
-template <int D, bool BRAIN>
-VT_FN void group_vectors(const GroupCodes& codes, i64 rows, i64 width, const void* x, int kind, VECTOR_PARAMETERS) {
-    unsigned count = (unsigned)(rows * (width >> 3)), step = blockDim.x;
-    unsigned first = blockIdx.x * (step * (unsigned)depth) + threadIdx.x, lanes = 1u << lane_shift;
-    Raw<8> raw[D];
-#pragma unroll
-    for (int d = 0; d < D; ++d)
-        if (d < depth && first + d * step < count) raw[d] = fetch<8>(x, (i64)(first + d * step) * 8, kind);
-#pragma unroll
-    for (int d = 0; d < D; ++d) {
-        if (d >= depth) break;
-        unsigned at = first + d * step, top = 0;
-        float v[8];
-        if (at < count) {
-            widen(v, raw[d], kind);
-            top = BRAIN ? largest_of_bf16(raw[d], codes.keeps_nan()) : largest_of(v, codes.keeps_nan());
-        }
-        top = largest_of_lanes(top, (int)lanes);
-        if (at >= count) continue;
-        Divisor by(codes.scale(top), top, false);
-        codes.put((i64)at * 8, v, by);
-        if ((threadIdx.x & (lanes - 1)) == 0) {
-            unsigned group = at >> lane_shift, row = whole_quotient(group, (unsigned)magic, (int)magic_shift);
-            codes.scales[row * codes.row_step + (group - row * (unsigned)(width >> (lane_shift + 3))) * codes.group_step] =
-                by.scale;
-        }
-    }
+// In the kernels below x is contiguous and its rows are whole groups of 8 << lane_shift elements, so that all of it is
+// one row of vectors. magic: of the groups of a row.
+VT_FN void put_scale(const GroupCodes& codes, i64 width, unsigned vector, float scale, VECTOR_PARAMETERS) {
+    unsigned group = vector >> lane_shift, row = whole_quotient(group, (unsigned)magic, (int)magic_shift);
+    codes.scales[row * codes.row_step + (group - row * (unsigned)(width >> (lane_shift + 3))) * codes.group_step] = scale;
 }
 
-extern "C" __global__ void __launch_bounds__(256) group_bf16_v8(GROUP_PARAMETERS, VECTOR_PARAMETERS) {
-    group_vectors<GROUP_DEPTH, true>(GROUP_CODES, rows, width, x, BF16, lane_shift, magic, magic_shift, depth);
+template <bool BRAIN>
+VT_FN void group_vector(const GroupCodes& codes, i64 rows, i64 width, const void* x, int kind, VECTOR_PARAMETERS) {
+    unsigned at = blockIdx.x * blockDim.x + threadIdx.x, top = 0;
+    bool inside = at < (unsigned)(rows * (width >> 3));
+    float v[8];
+    if (inside) {
+        Raw<8> raw = fetch<8>(x, (i64)at * 8, kind);
+        widen(v, raw, kind);
+        top = BRAIN ? largest_of_bf16(raw, codes.keeps_nan()) : largest_of(v, codes.keeps_nan());
+    }
+    top = largest_of_lanes(top, 1 << lane_shift);
+    if (!inside) return;
+    Divisor by(codes.scale(top), top, false);
+    codes.put((i64)at * 8, v, by);
+    if ((threadIdx.x & ((1u << lane_shift) - 1)) == 0) put_scale(codes, width, at, by.scale, VECTOR_NAMES);
 }
+
 extern "C" __global__ void __launch_bounds__(256) group_v8(GROUP_PARAMETERS, VECTOR_PARAMETERS) {
-    group_vectors<1, false>(GROUP_CODES, rows, width, x, (int)kind, lane_shift, magic, magic_shift, 1);
+    group_vector<false>(GROUP_CODES, rows, width, x, (int)kind, VECTOR_NAMES);
+}
+extern "C" __global__ void __launch_bounds__(256) group_bf16_v8(GROUP_PARAMETERS, VECTOR_PARAMETERS) {
+    group_vector<true>(GROUP_CODES, rows, width, x, BF16, VECTOR_NAMES);
+}
+
+// Groups of at least GROUP_DEPTH lanes.
+extern "C" __global__ void __launch_bounds__(256) group_bf16_deep(GROUP_PARAMETERS, VECTOR_PARAMETERS) {
+    const GroupCodes codes = GROUP_CODES;
+    unsigned count = (unsigned)(rows * (width >> 3)), first = blockIdx.x * (256 * GROUP_DEPTH) + threadIdx.x;
+    Raw<8> raw[GROUP_DEPTH];
+    unsigned tops[GROUP_DEPTH];
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d)
+        if (first + d * 256 < count) raw[d] = fetch<8>(x, (i64)(first + d * 256) * 8, BF16);
+    auto find = [&](unsigned top) { return codes.scale(top); };
+    GroupScales<GROUP_DEPTH> scales_of;
+    if (codes.keeps_nan()) {
+#pragma unroll
+        for (int d = 0; d < GROUP_DEPTH; ++d) tops[d] = first + d * 256 < count ? largest_pair<true>(raw[d].a) : 0u;
+        scales_of.join<true>(tops, 1 << lane_shift, find);
+    } else {
+#pragma unroll
+        for (int d = 0; d < GROUP_DEPTH; ++d) tops[d] = first + d * 256 < count ? largest_pair<false>(raw[d].a) : 0u;
+        scales_of.join<false>(tops, 1 << lane_shift, find);
+    }
+    unsigned stored = first + scales_of.own * 256;
+    if ((threadIdx.x & ((1u << lane_shift) - 1)) < GROUP_DEPTH && stored < count)
+        put_scale(codes, width, stored, scales_of.scale, VECTOR_NAMES);
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d) {
+        Divisor by = scales_of.of(d);
+        if (first + d * 256 >= count) continue;
+        float v[8];
+        widen(v, raw[d], BF16);
+        codes.put((i64)(first + d * 256) * 8, v, by);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256) group_any(GROUP_PARAMETERS) {
