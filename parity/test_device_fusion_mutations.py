@@ -90,6 +90,7 @@ def _judge(survives, name: str) -> None:
 
 
 @pytest.mark.mutation
+@pytest.mark.kernel_mutation
 @pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
 @pytest.mark.parametrize(
     "survives, name",

@@ -141,6 +141,7 @@ def _judge(family: str, name: str) -> None:
 
 
 @pytest.mark.mutation
+@pytest.mark.kernel_mutation
 @pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
 @pytest.mark.parametrize("family, name", [(family, name) for family, wrongs in WRONGS.items() for name in wrongs])
 def test_a_wrong_kernel_is_noticed(family, name):

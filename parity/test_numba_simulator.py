@@ -200,6 +200,7 @@ WRONGS = {
 
 
 @pytest.mark.mutation
+@pytest.mark.kernel_mutation
 @pytest.mark.parametrize("op, name", [(op, name) for op, wrongs in WRONGS.items() for name in wrongs])
 def test_a_wrong_kernel_is_noticed(op, name, device, monkeypatch):
     if isinstance(device, Cuda):

@@ -13,7 +13,7 @@ import pytest
 from vtlab.device.source import FOLDER
 from vtlab.ops.numerics.angles import COS, SIN, TWO_OVER_PI, cos_sin
 
-from .emulation import HEADER, compiler
+from .emulation import HEADERS, compiler
 
 WORST = 6381956970095103.0 * 2.0**797  # the float64 nearest to a multiple of pi/2 (Muller, Handbook, 11.3)
 EDGES = np.array([
@@ -71,7 +71,7 @@ extern "C" void turn(const double* x, double* cos, double* sin, long long n) {
 def test_the_device_twin_makes_the_same_bits(tmp_path):
     (tmp_path / "twin.cpp").write_text(TWIN)
     made = tmp_path / "twin.so"
-    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", f"-I{FOLDER}", f"-I{HEADER.parent}"]
+    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", f"-I{FOLDER}", f"-I{HEADERS[0].parent}"]
     subprocess.run([compiler(), *flags, str(tmp_path / "twin.cpp"), "-o", str(made)], check=True)
     turn = ctypes.CDLL(str(made)).turn
     x = np.concatenate([angles(20_000), [np.inf, -np.inf, np.nan]])
