@@ -12,6 +12,7 @@ SANITIZERS = pytest.StashKey[dict]()
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: run the kernels on this GPU")
+    parser.addoption("--family", action="append", help="device cases and sanitizers of this family alone; repeatable")
 
 
 def pytest_sessionstart(session):
@@ -26,7 +27,7 @@ def pytest_sessionfinish(session):
         from vtlab.parity.device_cases import cases, device_ops
         from vtlab.parity.device_record import update
 
-        update(passed, [*cases(device_ops()), *chain_cases()], verdicts)
+        update(passed, [*cases(device_ops()), *chain_cases()], verdicts, chosen=session.config.getoption("--family"))
 
 
 @pytest.fixture
@@ -46,9 +47,19 @@ def pytest_collection_modifyitems(config, items):
         planted = [item.get_closest_marker("kernel_mutation") is not None for item in items]
         config.hook.pytest_deselected(items=[item for item, one in zip(items, planted) if one])
         items[:] = [item for item, one in zip(items, planted) if not one]
+    if chosen := config.getoption("--family"):
+        other = [_family(item) not in (None, *chosen) for item in items]
+        config.hook.pytest_deselected(items=[item for item, one in zip(items, other) if one])
+        items[:] = [item for item, one in zip(items, other) if not one]
     misses = {miss.check: miss for miss in load_ledger().misses}
     for item in items:
         name = item.callspec.id if item.originalname == "test_generic" else item.name
         if name in misses:
             miss = misses[name]
             item.add_marker(pytest.mark.xfail(reason=f"issue {miss.issue}: {miss.reason}", strict=True))
+
+
+def _family(item) -> str | None:
+    """The family of a device case; None for other tests."""
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    return getattr(case, "family", None)

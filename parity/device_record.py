@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
@@ -49,17 +51,45 @@ def _driver() -> str:
 
 
 def update(
-    passed: Iterable[str], wanted: Iterable[DeviceCase], verdicts: Mapping[str, str], folder: Path = RECORDS
+    passed: Iterable[str],
+    wanted: Iterable[DeviceCase],
+    verdicts: Mapping[str, str],
+    folder: Path = RECORDS,
+    chosen: Iterable[str] | None = None,
 ) -> None:
     """Record the families all of whose cases passed, and the sanitizers' verdicts on every recorded present source.
 
-    What the record says of other families stays as it is; a new source starts without verdicts.
+    What the record says of other families stays as it is; a new source starts without verdicts. chosen: the families
+    that the sanitizers watched, all of them by default. Runs beside each other do not lose each other's families.
     """
     gpu = this_gpu()
     path = folder / path_of(gpu["gpu"]).name
+    with _alone(path):
+        _merge(path, gpu, set(passed), list(wanted), verdicts, set(chosen or families()))
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _merge(
+    path: Path, gpu: dict, done: set, wanted: list[DeviceCase], verdicts: Mapping[str, str], watched: set
+) -> None:
     record = (json.loads(path.read_text()) if path.exists() else {}) | gpu
     kept = record.setdefault("families", {})
-    done, wanted = set(passed), list(wanted)
     for family in families():
         digest, own = source_digest(family), [case for case in wanted if case.family == family]
         before = kept.get(family, {})
@@ -72,7 +102,7 @@ def update(
                 "kernels": entry["kernels"], "sanitizer": before.get("sanitizer", {}) if same else {},
             }  # fmt: skip
             same = True
-        if same:
+        if same and family in watched:
             kept[family]["sanitizer"].update(verdicts)
     write_atomically(path, json.dumps(record, indent=1, sort_keys=True).encode() + b"\n")
 

@@ -1,11 +1,12 @@
 """One device case from arguments to verdict, on a GPU or on the emulated one: bytes against the mirror.
 
-python -m vtlab.parity.device_run   # every small case once on the GPU; what the sanitizers watch
+python -m vtlab.parity.device_run [FAMILY …]   # every small case once on the GPU; what the sanitizers watch
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -168,20 +169,17 @@ def small(case: DeviceCase) -> bool:
     return max(sizes, default=0) <= 20_000
 
 
-def main(check: Callable = check_case) -> None:
+def main(chosen: Sequence[str] = ()) -> None:
     from .chain_cases import chain_cases, check_chain
 
     device, count = Cuda(), 0
-    for case in cases(device_ops()):
-        if not case.special and small(case):
-            check(device, case)
-            count += 1
-    for case in chain_cases():
-        if not case.special and small(case):
-            check_chain(device, case)
-            count += 1
+    for check, found in ((check_case, cases(device_ops())), (check_chain, chain_cases())):
+        for case in found:
+            if not case.special and (not chosen or case.family in chosen) and small(case):
+                check(device, case)
+                count += 1
     print(f"{count} cases")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -19,7 +19,7 @@ def sanitizers(request):
         pytest.skip("needs a GPU: --device cuda")
     if shutil.which("compute-sanitizer") is None:
         pytest.skip("compute-sanitizer is not on the PATH")
-    command = [sys.executable, "-m", "vtlab.parity.device_run"]
+    command = [sys.executable, "-m", "vtlab.parity.device_run", *(request.config.getoption("--family") or ())]
     return {
         tool: subprocess.Popen(
             ["compute-sanitizer", "--tool", tool, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
