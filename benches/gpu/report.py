@@ -90,11 +90,11 @@ def roofline(path: Path, image: Path) -> None:
     for unit in ("float32", "bfloat16 tensor cores"):
         axes.plot(reach, np.minimum(reach * ceilings["GB/s"] / 1e3, ceilings[unit]), color="grey", lw=1)
         axes.annotate(unit, (reach[-1], ceilings[unit]), ha="right", va="bottom", color="grey")
-    for family in dict.fromkeys(row["family"] for row in rows):
+    for number, family in enumerate(dict.fromkeys(row["family"] for row in rows)):
         own = [row for row in rows if row["family"] == family]
-        axes.scatter(
-            [r["flops"] / r["bytes"] for r in own], [r["flops"] / r["us"] / 1e6 for r in own], s=14, label=family
-        )
+        reached = [row["flops"] / row["us"] / 1e6 for row in own]
+        intensity = [row["flops"] / row["bytes"] for row in own]
+        axes.scatter(intensity, reached, s=14, color=plt.cm.tab20(number % 20), label=family)
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="TFLOP/s", title=kept["about"]["gpu"])
     axes.legend(fontsize=8)
     figure.tight_layout()
