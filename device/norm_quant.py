@@ -40,7 +40,9 @@ from .quant_fp8 import (
 from .scratch import scratch
 
 _GEMMA, _NATIVE = 1, 2
-_DEPTH, _GROUP_DEPTH, _BLOCK_DEPTH = 2, 2, 8
+_DEPTH, _GROUP_DEPTH = 2, 2
+_BLOCK5, _BLOCK_GROUP = 5120, 64
+"""The longest row of the block5 kernels; the least group of those with a block a row."""
 _BLOCK = 64
 """Threads that share a multiprocessor well while they wait for the functions' own latency."""
 _FEW_ELEMENTS = 1 << 16
@@ -71,7 +73,11 @@ def _normed(op, mode, x, weight, residual, eps, flags, codes, residual_out, extr
     if rows:
         args = [rows, width, x, stride, weight, residual, residual_stride, residual_out, np.float32(eps), flags, *extra]
         kernel = f"{mode}_{'alone' if residual is None else 'add'}"
-        form, team = ("few4", TEAM) if rows <= FEW_ROWS else ("block8", 128) if residual is None else ("block4", TEAM)
+        form, team = "few4", TEAM
+        if rows > FEW_ROWS and residual is not None:
+            form = "block4"
+        elif rows > FEW_ROWS and width <= _BLOCK5:
+            form, team = "block5", 128
         start_rows(op, "norm_quant", kernel, rows, width, args, form, team)
     return True
 
@@ -157,7 +163,7 @@ def rms_norm_per_block_quant(
     (target, *rest), scale = with_scales(op, out, inputs, (x.shape, CODES), shape, column_major, _new(residual))
     residual_out = rest[0] if rest else None
     norm, fused = _DYNAMIC_NORM[rounding], False
-    if fits_lanes(group_size) and group_size >= _BLOCK_DEPTH * VECTOR and scale.size:
+    if fits_lanes(group_size) and group_size >= _BLOCK_GROUP and scale.size:
         extra = [None, scale_ub, target, scale, RULES[rounding], NAN_CODES[rounding], 0, lane_shift(group_size)]
         extra += steps(op, scale)
         fused = _normed(op, "group", x, weight, residual, eps, _NATIVE * (norm != "vt"), target, residual_out, extra)
@@ -202,11 +208,13 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
     count = rows * half // VECTOR
     whole = half % group_size == 0 and fits_lanes(group_size) and count < 2**31
     if whole and whole_vectors(half, target, (x, 2 * half)):
-        deep = kind(x) == KINDS["bfloat16"] and rounding == "vt" and count >= FEW_VECTORS
-        deep = deep and group_size >= _GROUP_DEPTH * VECTOR
-        depth = _GROUP_DEPTH if deep else 1
+        many = kind(x) == KINDS["bfloat16"] and count >= FEW_VECTORS
+        kernel, depth = "silu_group_v8", 1
+        if many and rounding == "vllm":
+            kernel = "silu_group_kept_bf16"
+        elif many and group_size >= _GROUP_DEPTH * VECTOR:
+            kernel, depth = "silu_group_bf16_deep", _GROUP_DEPTH
         args += [lane_shift(group_size), *divider(half // VECTOR)]
-        kernel = "silu_group_bf16_deep" if deep else "silu_group_v8"
         start(op, "norm_quant", kernel, -(-count // (_BLOCK * depth)), (_BLOCK, 1), args)
     else:
         start_warps(op, "norm_quant", "silu_group_any", rows, half, group_size, args)

@@ -109,6 +109,7 @@ EDGES: dict[str, list[dict]] = {
           for H in (40, 264) for r in ("vt", "vllm")),
         *({"...": (3,), "H": 264, **_16, "quant_dtype": "float8_e4m3fn", "rounding": r, **_UB} for r in _ALL),
         {"...": (3,), "H": 33, **_F16, "quant_dtype": "int8"},
+        {"...": _HEIGHT, "H": 3080, **_16, "quant_dtype": "int8"},
         {"...": (3,), "H": 264, **_16, "residual": "bfloat16", "quant_dtype": "int8"},
     ],
     "rms_norm_per_block_quant": [
@@ -130,7 +131,8 @@ EDGES: dict[str, list[dict]] = {
           for kind in _KINDS for rounding in ("vt", "vllm")),
         *(_groups({"...": (5,), "D": 768, "x": "bfloat16", "column_major": True}, size) for size in (8, 128, 256)),
         _groups({"...": (3,), "D": 100, "x": "bfloat16", "column_major": True}, 32),
-        _groups({"...": (257,), "D": 2048, "x": "bfloat16", "column_major": True}, 128),
+        *(_groups({"...": (274,), "D": 1920, "x": "bfloat16", "column_major": True, "rounding": rounding}, 128)
+          for rounding in ("vt", "vllm")),
         _groups({"...": (3,), "D": 33, "x": "float32", "rounding": "vllm"}, 10), _groups({"...": (0,), "D": 64}, 32),
     ],
 }  # fmt: skip

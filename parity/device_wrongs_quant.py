@@ -5,7 +5,7 @@ from __future__ import annotations
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "quant_fp8": {
         "NaN is the largest": ("if (keep_nan) {", "if (true) {"),
-        "NaN is the largest of pairs": ("if (!KEEP && a > 0x7f80u) return b;", ""),
+        "NaN is the largest of pairs": ("return !KEEP && b > 0x7f80u ? a : larger(a, b)", "return larger(a, b)"),
         "no NaN is the largest of pairs": ("return !KEEP && b > 0x7f80u ? a", "return b > 0x7f80u ? a"),
         "the upper halves": ("larger(top << 16, top & 0xffff0000u)", "top & 0xffff0000u"),
         "the lower halves of two": (
@@ -78,6 +78,9 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "SiLU for the sigmoid": ("if (sigmoid) gate_products<false>", "if (sigmoid) gate_products<true>"),
         "the gated value never rounded": ("through(y[j], BF16) * factor", "y[j] * factor"),
         "the other row's root": ("other_lane(root, own ^ d)", "root"),
+        "a fast scale": ("decide(y, others, g, u, exact);", ""),
+        "fast codes": ("decide(q, others & ~some, g, u, [&]", "decide(q, 0u, g, u, [&]"),
+        "always fast": ("decide(y, some, g, u, exact);", ""),
         "int8 cut": ("rintf(x / scale)", "truncf(x / scale)"),
         "the token's other bound": ("return int8 ? int8_scale", "return false ? int8_scale"),
     },

@@ -9,6 +9,7 @@ import pytest
 from vtlab import oracle
 from vtlab.device.quant_fp8 import start_warps
 from vtlab.ops.errors import ContractError
+from vtlab.ops.numerics import fma_f32
 
 from .compare import assert_bytes
 from .device_run import Cuda, Emulated, tupled
@@ -135,6 +136,25 @@ def test_divisions_decide_where_products_might_err(device, largest):
     )
     for rounding in ("vllm", "vllm_native"):
         compare(device, "dynamic_per_token_scaled_fp8_quant", {"x": row, "rounding": rounding})
+
+
+def corrected(x, scale):
+    """fp8_scales.cuh: a product with the reciprocal and one step of correction."""
+    inverse = F32(1) / scale
+    near = x * inverse
+    return fma_f32(-fma_f32(near, scale, -x), inverse, near)
+
+
+def test_a_product_and_a_correction_are_the_quotient():
+    """Wherever a quotient of float32 might be on the wrong side of halfway between two codes; and all sizes by 448."""
+    eighths, off = np.arange(8, 16)[:, None, None, None] << 20, np.arange(-8, 9)[:, None, None]
+    scale = np.maximum(eighths + off, 1 << 23)
+    product = scale * np.arange(16, 32)[:, None]  # halfway between codes stand 16 ... 31, times a power of two
+    spare = np.floor(np.log2(product)).astype(np.int64) - 23
+    x, scale = np.broadcast_arrays(F32((product >> spare) + np.arange(-9, 10)), F32(scale))
+    assert_bytes(corrected(x, scale), x / scale)
+    sizes = np.arange(1 << 23, 1 << 24, dtype=np.int32).astype(F32)
+    assert_bytes(corrected(sizes, np.full_like(sizes, 448)), sizes / F32(448))
 
 
 def test_more_groups_than_32_bits_count_are_refused():

@@ -35,6 +35,27 @@ template <bool SILU> VT_FN float exact_product(float g, float u, int act_kind) {
     return through(SILU ? vt_silu(g) : vt_sigmoid(g), act_kind) * u;
 }
 
+// out[j] = exact(g[j], u[j]) for the bits j of `some`: the lanes' next ones together, whichever these are, so that the
+// polynomial stands in the code once.
+template <int V, class E>
+VT_FN void decide(float (&out)[V], unsigned some, const float (&g)[V], const float (&u)[V], E&& exact) {
+    for (; some; some &= some - 1) {
+        float gate = g[0], up = u[0];
+#pragma unroll
+        for (int j = 1; j < V; ++j)
+            if (some << (31 - j) == 0x80000000u) gate = g[j], up = u[j];
+        float y = exact(gate, up);
+#pragma unroll
+        for (int j = 0; j < V; ++j)
+            if (some << (31 - j) == 0x80000000u) out[j] = y;
+    }
+}
+
+template <bool SILU> VT_FN float fast_act(float g) {
+    float weight = fast_reciprocal(1.0f + fast_exp2(g * -1.442695f));
+    return SILU ? g * weight : weight;
+}
+
 // out = round(act(g)) * u: the act is rounded to `act_kind` (F32: not at all); the caller stores out as `kind`.
 template <bool SILU, int V>
 VT_FN void gate_products(float (&out)[V], const float (&g)[V], const float (&u)[V], int act_kind, int kind) {
@@ -44,12 +65,11 @@ VT_FN void gate_products(float (&out)[V], const float (&g)[V], const float (&u)[
         return;
     }
     bool rounded = act_kind == BF16;
-    unsigned nearest = 0xffffu;
+    unsigned nearest = 0xffffu, left = 0;
     float largest = 0.0f, decided[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-        float weight = fast_reciprocal(1.0f + fast_exp2(g[j] * -1.442695f));
-        float act = SILU ? g[j] * weight : weight;
+        float act = fast_act<SILU>(g[j]);
         out[j] = (rounded ? through(act, BF16) : act) * u[j];
         decided[j] = rounded ? act : out[j];
         unsigned off = off_middle(decided[j]);
@@ -57,20 +77,10 @@ VT_FN void gate_products(float (&out)[V], const float (&g)[V], const float (&u)[
         largest = fmaxf(largest, vt_abs(g[j]));
     }
     if (nearest > 2 * NEAR && largest < FAST_LIMIT) return;
-    unsigned left = 0;
 #pragma unroll
     for (int j = 0; j < V; ++j)
         if (off_middle(decided[j]) <= 2 * NEAR || !(vt_abs(g[j]) < FAST_LIMIT)) left |= 1u << j;
-    for (; left; left &= left - 1) {  // the lanes' next ones together, whichever these are: one polynomial in the code
-        float gate = g[0], up = u[0];
-#pragma unroll
-        for (int j = V - 1; j > 0; --j)
-            if (left << (31 - j) == 0x80000000u) gate = g[j], up = u[j];
-        float exact = exact_product<SILU>(gate, up, act_kind);
-#pragma unroll
-        for (int j = 0; j < V; ++j)
-            if (left << (31 - j) == 0x80000000u) out[j] = exact;
-    }
+    decide(out, left, g, u, [&](float gate, float up) { return exact_product<SILU>(gate, up, act_kind); });
 }
 
 VT_FN float gelu_argument(float g) { return 0.7978845608028654f * (g + ((0.044715f * g) * g) * g); }

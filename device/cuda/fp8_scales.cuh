@@ -26,7 +26,7 @@ template <int V> VT_FN unsigned largest_of(const float (&x)[V], bool keep_nan) {
     return (unsigned)vt_bits(size);
 }
 
-// The larger of two bfloat16 without signs, in either half of a word. A NaN loses, or (KEEP) wins.
+// The larger of two bfloat16 without signs, in either half of a word. b may be NaN, which loses, or (KEEP) wins.
 template <bool KEEP> VT_FN unsigned larger_pair(unsigned a, unsigned b) {
 #ifdef __CUDACC__
     unsigned c;
@@ -34,15 +34,12 @@ template <bool KEEP> VT_FN unsigned larger_pair(unsigned a, unsigned b) {
     else asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 #else
-    auto one = [](unsigned a, unsigned b) {
-        if (!KEEP && a > 0x7f80u) return b;
-        return !KEEP && b > 0x7f80u ? a : larger(a, b);
-    };
+    auto one = [](unsigned a, unsigned b) { return !KEEP && b > 0x7f80u ? a : larger(a, b); };
     return one(a & 0xffffu, b & 0xffffu) | one(a >> 16, b >> 16) << 16;
 #endif
 }
 
-template <bool KEEP> VT_FN unsigned largest_pair(const uint4& words) {  // with a 0 each: of two NaN neither loses
+template <bool KEEP> VT_FN unsigned largest_pair(const uint4& words) {
     unsigned a = larger_pair<KEEP>(0u, words.x & 0x7fff7fffu), b = larger_pair<KEEP>(0u, words.y & 0x7fff7fffu);
     a = larger_pair<KEEP>(a, words.z & 0x7fff7fffu);
     b = larger_pair<KEEP>(b, words.w & 0x7fff7fffu);
@@ -114,8 +111,8 @@ VT_FN float power_of_two(float scale) {
 // correction, q + (x - q s) y. q is within 1.5 ulps of x / s, so that the corrected sum is within 2^-22 ulps of it before
 // its rounding, and both round to the same float32, unless x / s is that close to the middle of two of them. Of what
 // that could change only the two middles beside a value halfway between two codes matter, 16 mantissas of 5 bits: they
-// need an s within 8 ulps of a multiple of 2^-3, and there all were tried (parity/test_quant_fp8.py). Signs of zero are
-// kept by taking q s - x, and its opposite. Scales and values that are not of middling size are divided.
+// need an s within 8 ulps of a multiple of 2^-3, and there all are tried (parity/test_device_calls_quant.py). Signs of
+// zero are kept by taking q s - x, and its opposite. Scales and values that are not of middling size are divided.
 struct Divisor {
     float scale, inverse, back;  // back: 0 for products alone
     bool middling;
@@ -141,7 +138,8 @@ struct Divisor {
     }
 };
 
-// Scales of groups of `lanes` neighbours, at least D of them, that hold D vectors of bfloat16 each, one of D groups.
+// Scales of groups of `lanes` neighbours, at least D of them, that hold D vectors of bfloat16 each, one of D groups (the
+// last ones may be missing).
 // Maxima travel two by two, and each lane finds the scale of but one of its groups, number `own`.
 template <int D> struct GroupScales {
     int own;

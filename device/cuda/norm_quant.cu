@@ -4,8 +4,8 @@
 // 1. Whatever has no kernel here (device/norm_quant.py) is the norm's or activation's kernel, then the quantiser's.
 // 2. *_rows: a row of at most 256 elements in 1 to 32 lanes. *_block4: a block a row of at most 8192: the row is read
 //    once, its normed values wait in registers, packed, for the scale. *_few4: the weights are sent for with the row.
-//    *_block8: 128 threads a row, each with two of the tree's partials: half the threads have half as often to find the
-//    row's root and scale, and no warp idles at the usual 5120 elements. With a residual it takes too many registers.
+//    *_block5: 128 threads a row of at most 5120, each with two of the tree's partials: half the threads have half as
+//    often to find the row's root and scale, and no warp idles. With a residual it takes too many registers.
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
 // 4. silu_*: no row has to be known whole: two vectors a thread, one element or vector where they are few; the hardware's
 //    fast functions where they give the polynomial's bytes (fast.cuh). All rows are one row of vectors: where each lies
@@ -97,7 +97,7 @@ VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, fl
 
 VT_FN int min_of(int a, int b) { return a < b ? a : b; }
 
-// What becomes of a normed row. In GROUP mode, and where G > 1, a group is at least G lanes wide.
+// What becomes of a normed row. In GROUP mode, and where G > 1, a group is at least 8 lanes wide.
 struct Quantised {
     TokenCodes codes;
     const float* scale;
@@ -143,14 +143,16 @@ struct Quantised {
             if ((first & ((8 << group_shift) - 1)) == 0)
                 codes.scales[row * row_step + (first >> (3 + group_shift)) * group_step] = by.scale;
         } else {
-            unsigned tops[G];
+            constexpr int D = G > 4 ? 8 : 4;
+            unsigned tops[D] = {};
 #pragma unroll
-            for (int g = 0; g < G; ++g) tops[g] = first + g * SPAN < width ? largest_pair<false>(y[g].a) : 0u;
-            GroupScales<G> found;
+            for (int g = 0; g < G; ++g)
+                if (first + g * SPAN < width) tops[g] = largest_pair<false>(y[g].a);
+            GroupScales<D> found;
             found.template join<false>(tops, min_of(1 << group_shift, lanes),
                                        [&](unsigned top) { return floored_scale(top, codes.rule, codes.scale_ub, nullptr); });
             int within = first & ((8 << group_shift) - 1), begin = first - within + found.own * SPAN;
-            if (within < 8 * G && begin < width)
+            if (within < 8 * D && begin < width)
                 codes.scales[row * row_step + (begin >> (3 + group_shift)) * group_step] = found.scale;
 #pragma unroll
             for (int g = 0; g < G; ++g) {
@@ -224,8 +226,8 @@ VT_FN void quant_block(float eps, const Normed& norm, const Quantised& quant) {
     }
 #define ALONE_KERNELS(NAME, MODE, FLAG)                                                                           \
     NORM_KERNELS(NAME, MODE, NORMED_ALONE((int)flags & FLAG))                                                     \
-    extern "C" __global__ void __launch_bounds__(128) NAME##_block8(NORM_PARAMETERS) {                            \
-        quant_block<MODE, 8, TREE_SPAN / 2, false>(eps, NORMED_ALONE((int)flags & FLAG), QUANTISED);              \
+    extern "C" __global__ void __launch_bounds__(128) NAME##_block5(NORM_PARAMETERS) {                            \
+        quant_block<MODE, 5, TREE_SPAN / 2, false>(eps, NORMED_ALONE((int)flags & FLAG), QUANTISED);              \
     }
 #define ADD_KERNELS(NAME, MODE, FLAG)                                                                             \
     NORM_KERNELS(NAME, MODE, NORMED_ADD((int)flags & FLAG))                                                       \
@@ -436,6 +438,52 @@ extern "C" __global__ void __launch_bounds__(256) silu_group_bf16_deep(SILU_GROU
         by.divide(q, y);
         store_e4m3(out, (i64)raw.number(d) * 8, q, (unsigned)nan);
     }
+}
+
+// Rows of whole groups again, "vllm": values stay float32, so that the scale shows every bit of the largest, and the
+// polynomial is for what may be it, or may have another code within TWICE its distance from the fast functions' value.
+// What is under 2^-60 has code 0 and a scale at its floor.
+#define TWICE 0x1p-17f
+extern "C" __global__ void __launch_bounds__(256) silu_group_kept_bf16(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    unsigned per_row = (unsigned)width >> 3, some = 0, others = 0, top;
+    const Halves<1> raw(x, BF16, rows, per_row, (unsigned)magic, (int)magic_shift);
+    float g[8] = {}, u[8] = {}, y[8], q[8];
+    auto exact = [](float gate, float up) { return vt_silu(gate) * up; };
+    if (raw.inside(0)) {
+        widen(g, raw.gate[0], BF16);
+        widen(u, raw.up[0], BF16);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        y[j] = fast_act<true>(g[j]) * u[j];
+        if (!(vt_abs(g[j]) < FAST_LIMIT)) some |= 1u << j;
+    }
+    decide(y, some, g, u, exact);
+    top = largest_of_lanes(largest_of(y, false), 1 << lane_shift);
+    float least = fmaxf(vt_float((int)top) * (1.0f - TWICE), 0x1p-60f);
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+        if (vt_abs(y[j]) >= least) others |= 1u << j;
+    others &= ~some;
+    decide(y, others, g, u, exact);
+    some |= others;
+    top = largest_of_lanes(largest_of(y, false), 1 << lane_shift);
+    if (!raw.inside(0)) return;
+    Divisor by(floored_scale(top, VLLM, nullptr, scale_ub), top, false);
+    by.divide(q, y);
+    others = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+        unsigned below = e4m3_pair(q[j] * (1.0f - TWICE / 2), q[j + 1] * (1.0f - TWICE / 2));
+        unsigned above = e4m3_pair(q[j] * (1.0f + TWICE / 2), q[j + 1] * (1.0f + TWICE / 2));
+        if ((below ^ above) & 0xffu) others |= 1u << j;
+        if ((below ^ above) >> 8) others |= 2u << j;
+    }
+    decide(q, others & ~some, g, u, [&](float gate, float up) { return exact(gate, up) / by.scale; });
+    store_e4m3(out, (i64)raw.number(0) * 8, q, (unsigned)nan);
+    unsigned column = raw.number(0) - raw.row[0] * per_row;
+    if ((column & ((1u << lane_shift) - 1)) == 0)
+        scales[raw.row[0] * row_step + (column >> lane_shift) * group_step] = by.scale;
 }
 
 // A warp a group of any size; what it needs again it computes again.
