@@ -1,5 +1,5 @@
-"""Writes the generated pages of the docs: the kernel matrix, the speeds, and one page a family, from contracts, records,
-goldens and the GPU benches' figures.
+"""Writes the generated pages of the docs: kernel matrix, speeds, one page a family, from contracts, records, goldens
+and the figures of the GPU benches.
 
 ``python -m vtlab.parity.pages`` writes them, ``--check`` only says whether they are current (exit status 1 if not).
 """
