@@ -4,8 +4,8 @@
 // 1. Whatever has no kernel here (device/norm_quant.py) is the norm's or activation's kernel, then the quantiser's.
 // 2. *_rows: a row of at most 256 elements in 1 to 32 lanes. *_block4: a block a row of at most 8192: the row is read
 //    once, its normed values wait in registers, packed, for the scale. *_few4: the weights are sent for with the row.
-//    *_block5: 128 threads a row of at most 5120, each with two of the tree's partials: half the threads have half as
-//    often to find the row's root and scale, and no warp idles. With a residual it takes too many registers.
+//    *_block5: 128 threads a row of at most 5120, each with two of the tree's partials, weights sent for early: half the
+//    threads have half as often to find the row's root and scale, and no warp idles. With a residual it takes too many registers.
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
 // 4. silu_*: no row has to be known whole: two vectors a thread, one element or vector where they are few; the hardware's
 //    fast functions where they give the polynomial's bytes (fast.cuh). All rows are one row of vectors: where each lies
@@ -227,7 +227,7 @@ VT_FN void quant_block(float eps, const Normed& norm, const Quantised& quant) {
 #define ALONE_KERNELS(NAME, MODE, FLAG)                                                                           \
     NORM_KERNELS(NAME, MODE, NORMED_ALONE((int)flags & FLAG))                                                     \
     extern "C" __global__ void __launch_bounds__(128) NAME##_block5(NORM_PARAMETERS) {                            \
-        quant_block<MODE, 5, TREE_SPAN / 2, false>(eps, NORMED_ALONE((int)flags & FLAG), QUANTISED);              \
+        quant_block<MODE, 5, TREE_SPAN / 2, true>(eps, NORMED_ALONE((int)flags & FLAG), QUANTISED);               \
     }
 #define ADD_KERNELS(NAME, MODE, FLAG)                                                                             \
     NORM_KERNELS(NAME, MODE, NORMED_ADD((int)flags & FLAG))                                                       \
