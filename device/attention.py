@@ -14,22 +14,25 @@ from .launch import KINDS, PROVIDER, kind, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 
-_CHUNK = 128
+_CHUNK = 64
 _NAMES = {KINDS["float32"]: "f32", KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
-_TOGETHER = {  # (dtype of the cache, dims a thread) -> query heads a block, as the .cu file has them
-    ("bf16", 1): (1, 2, 4, 8), ("bf16", 2): (1, 4, 8), ("bf16", 4): (4,),
-    ("f16", 1): (4,), ("f16", 2): (4,), ("f16", 4): (4,),
-    ("f32", 1): (4,), ("f32", 2): (4,), ("f32", 4): (4,),
-}  # fmt: skip
+_DECODE = {  # dtype of the cache -> (widest head, {query heads a block: most warps}, vectors a lane)
+    "bf16": ((64, {4: 16}, 1), (128, {1: 16, 2: 8, 4: 16}, 2), (256, {1: 8, 4: 8}, 4), (512, {2: 8}, 8)),
+    "f16": ((128, {4: 8}, 2), (256, {4: 8}, 4), (512, {2: 8}, 8)),
+    "f32": ((128, {4: 8}, 2), (256, {4: 8}, 4), (512, {2: 8}, 8)),
+}
+"""The kernels of attention_decode, as the .cu file has them."""
 _PREFILL = ((128, 64), (256, 32), (512, 16))
 """Widest head -> pairs of row and query head a block."""
 _WIDEST = 512
 _FEW_ROWS = 32
 """Up to here every row is treated as a decode step: one block a row and key head, and more blocks for a long row."""
 _BLOCK_SHARED = 99 << 10  # what a block may have on the smallest device
-_BLOCKS = 396  # three a multiprocessor of an H200, as many as shared memory holds: fewer are split
+_MULTIPROCESSORS = 132  # an H200's, for which work is cut; results do not depend on it
+_WARPS = (16, 8, 4)
+"""Warps a block: the most with which the blocks run at once, 16 warps a multiprocessor."""
 _PARTIAL = 1 << 27  # bytes of partial results from which on rows are not split
-_PLACES = 2048
+_PLACES = 16 * _CHUNK
 _FAR = 1 << 30
 
 
@@ -77,17 +80,17 @@ class _Call:
         self._prefill(skip_single=several)
 
     def _decode(self, items: int, by_request: bool) -> None:
-        dims = 1 if self.width <= 128 else 2 if self.width <= 256 else 4
-        offered = _TOGETHER[self.name, dims]
-        together = next((count for count in offered if count >= self.group), offered[-1])
+        _, offered, times = next(each for each in _DECODE[self.name] if self.width <= each[0])
+        together = next((count for count in offered if count >= self.group), max(offered))
         blocks = items * self.kv_heads * -(-self.group // together)
-        splits = min(self.chunks, max(1, _BLOCKS // blocks))
+        width = 64 * times
+        step = 4 * width * self.item
+        each = max(2 * step, min(8192, 8 * step)) + _PLACES + together * 4 * (max(width, _CHUNK) + 4)
+        rest = together * 4 * (2 * width + 4)
+        warps, splits = self._cut(blocks, min(offered[together], (current().shared_memory() - rest) // each))
         partial = items * self.heads * self.chunks
         if partial * (self.width + 2) * 4 > _PARTIAL or not self.width:
             splits = 1
-        tile = 64 // dims if self.item == 2 else 32 if dims == 1 else 16
-        stages = 2 if self.item == 4 and dims == 4 else 4
-        shared = _PLACES + together * 4 * (self.padded + _CHUNK + 2) + stages * tile * self.pitch
         parts = tops = totals = None
         if splits > 1:
             block = scratch.take("attention", partial * (self.width + 2) * 4)
@@ -95,14 +98,23 @@ class _Call:
             tops = parts + 4 * partial * self.width
             totals = tops + 4 * partial
         args = [*self._args, self.pitch, parts, tops, totals, self.chunks, splits, int(by_request)]
-        kernel = f"attention_decode_{self.name}_{together}x{dims}"
-        start(self.op, "attention", kernel, blocks * splits, (128, 1), args, shared)
+        kernel = f"attention_decode_{self.name}_{together}x{times}"
+        start(self.op, "attention", kernel, blocks * splits, (32 * warps, 1), args, warps * each + rest)
         if splits > 1:
             start(self.op, "attention", "attention_join", items * self.heads * -(-self.width // 128), (128, 1), args)
 
+    def _cut(self, blocks: int, most: int) -> tuple[int, int]:
+        """(warps a block, blocks that share a row's chunks)."""
+        for warps in _WARPS:
+            if warps <= most and 8 * _MULTIPROCESSORS < blocks * warps <= 16 * _MULTIPROCESSORS:
+                return warps, 1
+        if blocks > _MULTIPROCESSORS:
+            return _WARPS[-1], 1
+        return _WARPS[-1], max(1, min(-(-self.chunks // _WARPS[-1]), 4 * _MULTIPROCESSORS // blocks))
+
     def _prefill(self, skip_single: bool) -> None:
         widest, pairs = next(each for each in _PREFILL if self.width <= each[0])
-        tile = 16 if self.item == 4 or widest == 512 else 32
+        tile = 16 if self.item == 4 or widest == 512 else 64 if widest == 128 else 32
         group_rows = min(self.group, pairs)
         rows_each = pairs // group_rows
         tiles = self.tokens // rows_each + self.requests + 1

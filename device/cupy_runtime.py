@@ -63,6 +63,9 @@ class CupyRuntime:
     def here(self):
         return self._cupy.cuda.runtime.getDevice()
 
+    def shared_memory(self) -> int:
+        return device_caps(self.here()).smem_per_block_optin
+
     def stream(self) -> int:
         return self._cupy.cuda.get_current_stream().ptr
 
@@ -127,7 +130,7 @@ class CupyRuntime:
         """Let the kernel have more dynamic shared memory than every block gets; asked for once for each size."""
         if shared <= self._opted.get(function.ptr, _SHARED):
             return
-        most = device_caps(self.here()).smem_per_block_optin
+        most = self.shared_memory()
         if shared > most:
             raise DeviceError(f"{kernel} needs {shared} bytes of shared memory, a block of this GPU has {most}")
         self._cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, shared)

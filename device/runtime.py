@@ -28,6 +28,9 @@ class Runtime(Protocol):
     def here(self) -> object:
         """The current device."""
 
+    def shared_memory(self) -> int:
+        """Bytes of shared memory that a block of the current device may have."""
+
     def stream(self) -> int:
         """The current stream, as a handle."""
 

@@ -44,7 +44,8 @@ _SHARED = {
             "out and lse as in vt",
         ),
     },
-    "order": f"q . k and p . v {sequential} by fma, l {warp_butterfly}, in chunks of {CHUNK} keys merged in sequence",
+    "order": f"q . k {chunks.DOT_ORDER} by fma, p . v {sequential} by fma, l {warp_butterfly}, in chunks of {CHUNK} "
+    "keys merged in sequence",
     "parity": Parity("rel_l2", 2.0**-7, "bfloat16 roundings of p and of out, each at worst 2**-8 of its value"),
     "nan": "propagates from the keys that a row sees, and from no other; a row without keys gives zeros",
     "lse_base": "natural; -inf for a row without keys, even with sinks",
@@ -133,11 +134,12 @@ def paged_attention(
     more logit without a value, not scaled; `lse_includes_sink` says whether the returned lse counts it.
     Rows past query_start_loc[R] and rows that see no key give zeros and an lse of -inf.
     Rounding points: the store of `out` and of `lse`; under `p_round` also p, before it meets v, while l sums the
-    unrounded p. The mirror sums q . k by fma over ascending d. Keys CHUNK * c ... CHUNK * c + 127 have a maximum m_c
-    of their own, p_j = exp(s_j - m_c), l_c = sum p_j in 32 lanes and a butterfly, o_c = sum p_j v_j by fma over
-    ascending j. From m = -inf, l = o = 0 the chunks merge in sequence: m' = max(m, m_c), a = exp(m - m'),
-    b = exp(m_c - m'), l = fma(l, a, l_c * b), o = fma(o, a, o_c * b); last the sink, as a chunk with l_c = 1 and
-    o_c = 0. out = o * (1 / l) + 0, so that no zero is negative.
+    unrounded p. The mirror sums q . k by fma in 8 lanes, lane t taking dims 8 t ... 8 t + 7 and those 64 further on,
+    and adds the lanes in sequence. Keys CHUNK * c ... CHUNK * (c + 1) - 1 have a maximum m_c of their own,
+    p_j = exp(s_j - m_c), l_c = sum p_j in 32 lanes and a butterfly, o_c = sum p_j v_j by fma over ascending j. From
+    m = -inf, l = o = 0 the chunks merge in sequence: m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'),
+    l = fma(l, a, l_c * b), o = fma(o, a, o_c * b); last the sink, as a chunk with l_c = 1 and o_c = 0.
+    out = o * (1 / l) + 0, so that no zero is negative.
     Errors: ContractError for mismatched shapes or dtypes, Hq % Hk, scale <= 0, a bad window, query_start_loc that does
     not start at 0 or ascend or goes past T, seq_lens beyond MB * BS or, where causal, under L, pages outside NB.
     Table entries that no visible key needs are never read.
@@ -188,7 +190,7 @@ def _attend(nx, q, k, v, first, last, position, scale, softcap, sinks, lse_inclu
         keys, values = k[lo:hi, h // group], v[lo:hi, h // group]
         j = np.arange(lo, hi)
         visible = ((j >= first[some, None]) & (j <= last[some, None]))[:, None]  # [n, 1, w]
-        scores = nx.matmul(q[some, own].reshape(-1, width), keys, order=sequential, fused=True)
+        scores = nx.matmul(q[some, own].reshape(-1, width), keys, order=chunks.DOT_ORDER, fused=True)
         scores = nx.mul(scores.reshape(-1, group, hi - lo), nx.const(scale))
         if softcap > 0:
             cap = nx.const(softcap)

@@ -6,8 +6,11 @@ import numpy as np
 
 from vtlab.ops.dtypes import dtype
 from vtlab.ops.numerics import sequential, warp_butterfly
+from vtlab.ops.numerics.orders import Order
 
-CHUNK = 128
+CHUNK = 64
+DOT_ORDER = Order("8 lanes of 8 neighbours, joined in sequence", lanes=8, vector=8, join=(("sequential", 0),))
+"""The order of q . k: lane t takes dims 8 t ... 8 t + 7, then those 64 further on."""
 
 
 def _finite(nx, top):

@@ -70,7 +70,7 @@ def step_attention(q, k, v, *, scale, causal=True, window=None, softcap=0.0, sin
             chunks = {}
             for j in range(S):
                 if sees(i, j, T, S, causal, window):
-                    chunks.setdefault(j // 128, []).append(j)
+                    chunks.setdefault(j // 64, []).append(j)
             for keys in chunks.values():
                 scores = [_step_score(q[i, h], k[j, g], scale, softcap) for j in keys]
                 if alibi_slopes is not None:
@@ -103,9 +103,12 @@ def _fma(a, b, c):
 
 
 def _step_score(query, key, scale, softcap):
-    s = F32(0)
-    for a, b in zip(query, key):
-        s = _fma(a, b, s)
+    lanes = [F32(0)] * 8
+    for d, (a, b) in enumerate(zip(query, key)):
+        lanes[d // 8 % 8] = _fma(a, b, lanes[d // 8 % 8])
+    s = lanes[0]
+    for lane in lanes[1:]:
+        s = s + lane
     s = s * F32(scale)
     return F32(softcap) * MIRROR.tanh(np.asarray(s / F32(softcap)))[()] if softcap else s
 

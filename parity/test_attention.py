@@ -68,6 +68,7 @@ def test_truth_is_the_scalar_loop(case):
 STEPS = [
     *SMALL, *({**SMALL[i], "p_round": "bfloat16"} for i in (0, 1, 6)),
     case(T=2, S=260, Hq=2, Hk=1, D=3, kind="float32"),
+    case(T=1, S=3, Hq=1, Hk=1, D=76, kind="float32"),
     case(T=3, S=390, Hq=1, Hk=1, D=2, kind="bfloat16", window=(200, 130), causal=False, sinks=True, p_round="float16",
          lse_includes_sink=False),
 ]  # fmt: skip
@@ -234,6 +235,7 @@ _CORE = {
         "attention_chunks.merge",
     ),
     "products that round": ("order=sequential, fused=True)", "order=sequential)", "attention_chunks._weigh"),
+    "q . k in sequence": ("order=chunks.DOT_ORDER, ", "", "_attend"),
     "l in sequence": ("order=warp_butterfly", "order=sequential", "attention_chunks.attend"),
     "no sink in the sum": ("nx.fma(total, a, b)", "nx.mul(total, a)", "attention_chunks.with_sink"),
     "values that ignore the sink": ("nx.mul(mixed, a[..., None])", "mixed", "attention_chunks.with_sink"),

@@ -1,17 +1,17 @@
 // Softmax attention over paged or contiguous keys.
 //
 // The ladder:
-// 1. attention_decode: a block a row, key head and up to 8 of its query heads, which share every load of K and V. Tiles
-//    go through four buffers of shared memory by cp.async, V's under way while q . k is summed. One thread a key for
-//    q . k, so that nothing crosses lanes; one thread one to four dims for p . v. Two tiles at a time for q . k: with
-//    one, each key's conversion to float32 would serve half as many heads.
-// 2. Few rows: the chunks of a row are spread over several blocks, which leave (m, l, o) of each chunk behind, and
-//    attention_join merges them. The merge is the one of step 1, so the bytes are too.
-// 3. attention_prefill: a block 16 to 64 pairs of row and query head of one key head; 4 x 2 scores and 4 x 8 values of
+// 1. attention_decode: a block a row, key head and up to 4 of its query heads, which share every load of K and V; a warp
+//    a chunk of keys. What crosses shared memory's one 128-byte port decides: q stands in registers, 8 lanes a key,
+//    and the parts of 32 scores at a time change lanes in three steps, until a lane has all of one; for p . v a lane has
+//    dims of its own and all heads. K and V come through a ring of each warp's own by cp.async, which runs on from K to V and into
+//    the next chunk, and no barrier of the block interrupts it.
+// 2. Each warp leaves (m, l, o) of its chunk in shared memory, and the block merges them in sequence, a chunk a warp.
+// 3. Few rows: the chunks of a row are spread over several blocks, whose (m, l, o) go to memory, and attention_join
+//    merges them. The merge is the one of step 2, so the bytes are too.
+// 4. attention_prefill: a block 16 to 64 pairs of row and query head of one key head; 4 x 4 scores and 4 x 8 values of
 //    one chunk in a thread's registers. Chunks that all its rows see whole are spared the masks.
 #include "attention_parts.cuh"
-
-#define DECODE_THREADS 128
 
 // Rows, or with `by_request` requests of one row, are the items; `chunks` partial results each.
 #define SPLIT_PARAMETERS \
@@ -31,17 +31,115 @@ VT_FN Item find_item(const Attention& a, int item, bool by_request) {
     return {row, r, a.sees(request, row - request.start), by_request && request.count != 1};
 }
 
-template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLIT_PARAMETERS) {
-    constexpr int WARPS = DECODE_THREADS / 32, OWN = (GT + WARPS - 1) / WARPS;
-    constexpr int TILE = KIND == F32 ? (DT == 1 ? 32 : 16) : 64 / DT, STAGES = KIND == F32 && DT == 4 ? 2 : 4;
-    constexpr int CUTS = CHUNK / TILE, PAIR = 2 * TILE, STRIDE = DECODE_THREADS / PAIR;  // device/attention.py: _decode
+#define LANES 8  // of q . k
+
+// What one step of a warp's ring holds: KEYS keys, LANES lanes each, which send for the 8 TIMES dims that they have of
+// q . k. device/attention.py: _decode counts the same bytes.
+template <int KIND, int TIMES> struct Steps {
+    static constexpr int ITEM = KIND == F32 ? 4 : 2, KEYS = 32 / LANES, WIDTH = LANES * TIMES * 8, ROW = WIDTH * ITEM;
+    static constexpr int BYTES = KEYS * ROW, CUTS = CHUNK / KEYS, COUNT = BYTES > 4096 ? 2 : BYTES < 1024 ? 8 : 8192 / BYTES;
+
+    const Attention& a;
+    unsigned char* ring;
+    const Places* places;  // of two chunks
+    const unsigned char* base;  // K or V, from this lane's dims on
+    unsigned page, slot;  // strides in 16 bytes
+    int kv_head, lane, most, sent = 0;
+
+    VT_MEMBER Steps(const Attention& a, unsigned char* ring, const Places* places, int kv_head, int chunks)
+        : a(a), ring(ring), places(places), kv_head(kv_head), lane(threadIdx.x & 31), most(chunks * 2 * CUTS) {}
+
+    VT_MEMBER void send() {
+        if (sent < most) {
+            int cut = sent & (CUTS - 1), key = cut * KEYS + lane / LANES, own = lane % LANES;
+            bool values = (sent & CUTS) != 0;
+            const Places& at = places[sent / (2 * CUTS) & 1];
+            int here = at.page[key];
+            unsigned char* row = ring + (sent & (COUNT - 1)) * BYTES + lane / LANES * ROW;
+            if (cut == 0) {
+                Rows rows = rows_of<KIND>(a, kv_head, values);
+                base = rows.base + own * 8 * ITEM;
+                page = (unsigned)((unsigned long long)rows.page * ITEM / 16);
+                slot = (unsigned)((unsigned long long)rows.slot * ITEM / 16);
+            }
+            if (a.wide) {
+                unsigned long long begin =
+                    (unsigned long long)(unsigned)here * page + (unsigned long long)(unsigned)at.slot[key] * slot;
+                const unsigned char* source = base + begin * 16;
+#pragma unroll
+                for (int i = 0; i < TIMES; ++i)
+#pragma unroll
+                    for (int n = 0; n < ITEM / 2; ++n)
+                        copy_or_zero(row + (own + i * LANES) * 8 * ITEM + n * 16, source + i * LANES * 8 * ITEM + n * 16,
+                                     here >= 0 && (own + i * LANES) * 8 < a.padded);
+            } else {
+                Rows rows = rows_of<KIND>(a, kv_head, values);
+                i64 begin = here * rows.page + at.slot[key] * rows.slot;
+#pragma unroll 1
+                for (int d = own; d < WIDTH; d += LANES) {
+                    bool there = here >= 0 && d < a.width;
+                    if constexpr (KIND == F32)
+                        ((unsigned*)row)[d] = there ? ((const unsigned*)rows.base)[begin + d] : 0u;
+                    else
+                        ((unsigned short*)row)[d] =
+                            there ? ((const unsigned short*)rows.base)[begin + d] : (unsigned short)0;
+                }
+            }
+        }
+        ++sent;
+        copies_close();
+    }
+
+    // The next step's bytes; the one before it has been read by all lanes, and its place is sent for anew.
+    VT_MEMBER const unsigned char* take() {
+        copies_wait<COUNT - 2>();
+        warp_meets();
+        send();
+        return ring + (sent & (COUNT - 1)) * BYTES;
+    }
+};
+
+// Dims of a lane in p . v: the n-th of DT.
+template <int DT> VT_FN int dim_of(int lane, int n) {
+    constexpr int TOGETHER = DT < 8 ? DT : 8;
+    return n / TOGETHER * 32 * TOGETHER + lane * TOGETHER + n % TOGETHER;
+}
+
+// LANES sums, each in parts in LANES neighbouring lanes: a lane gets all parts of one, in order, and adds them up.
+VT_FN float add_parts(float (&s)[LANES], int lane) {
+#pragma unroll
+    for (int m = 1; m < LANES; m <<= 1) {
+        bool upper = (lane & m) != 0;
+#pragma unroll
+        for (int i = 0; i < LANES; ++i) {
+            if (i & m) continue;
+            float got = any_lane(upper ? s[i] : s[i | m], m);
+            if (upper) s[i] = got;
+            else s[i | m] = got;
+        }
+    }
+    float sum = s[0];
+#pragma unroll
+    for (int i = 1; i < LANES; ++i) sum += s[i];
+    return sum;
+}
+
+template <int KIND, int GT, int TIMES> VT_FN void decode(ATTENTION_PARAMETERS, SPLIT_PARAMETERS) {
+    using Ring = Steps<KIND, TIMES>;
+    constexpr int BATCH = LANES / GT, WIDTH = Ring::WIDTH, DT = WIDTH / 32;
+    constexpr int OWN = GT * (WIDTH > CHUNK ? WIDTH : CHUNK);
     VT_SHARED(shared);
     const Attention a(ATTENTION_NAMES);
-    unsigned char* ring = shared;
-    Places* places = (Places*)(ring + STAGES * TILE * a.pitch);
-    float* queries = (float*)(places + 2);
-    float* scores = queries + GT * a.padded;
-    float* factors = scores + GT * CHUNK;
+    int warps = blockDim.x / 32, thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+    unsigned char* ring = shared + warp * (Ring::COUNT * Ring::BYTES);
+    Places* places = (Places*)(shared + warps * (Ring::COUNT * Ring::BYTES)) + 2 * warp;
+    float* all = (float*)((Places*)(shared + warps * (Ring::COUNT * Ring::BYTES)) + 2 * warps);
+    float* own = all + warp * OWN;  // scores of a key's heads, then the chunk's values
+    float* queries = all + warps * OWN;
+    float* mixed = queries + GT * WIDTH;
+    State* found = (State*)(mixed + GT * WIDTH);  // of each warp's chunk
+    Factors* factors = (Factors*)(found + warps * GT);
+    State* before = (State*)(factors + warps * GT);  // before this round and, in turn, after it
 
     int group = a.heads / a.kv_heads, blocks = (group + GT - 1) / GT;
     int at = blockIdx.x, split = at % (int)splits;
@@ -62,189 +160,201 @@ template <int KIND, int GT, int DT> VT_FN void decode(ATTENTION_PARAMETERS, SPLI
     bool whole = splits == 1;
     if (begin >= end && !whole) return;
 
-    int thread = threadIdx.x, warp = thread >> 5;
-    int next_chunk = begin, next_cut = 0, sent = 0, used = 0;
-    auto buffer = [&](int number) { return ring + (number & (STAGES - 1)) * TILE * a.pitch; };
-    auto send_next = [&] {
-        if (next_chunk < end) {
-            bool values = next_cut >= CUTS;
-            int first = (values ? next_cut - CUTS : next_cut) * TILE;
-            send_tile<KIND, TILE, 4>(a, buffer(sent), rows_of<KIND>(a, kv_head, values), places[next_chunk & 1], first);
-            if (++next_cut == 2 * CUTS) {
-                next_cut = 0;
-                ++next_chunk;
-            }
-        }
-        ++sent;
-        copies_close();
+    int page[CHUNK / 32], slot[CHUNK / 32];
+    auto find_places = [&](int chunk) {
+#pragma unroll
+        for (int i = 0; i < CHUNK / 32; ++i)
+            find_place(a, item.request, span, chunk * CHUNK + lane + 32 * i, page[i], slot[i]);
     };
-
-    int page, slot;
-    find_place(a, item.request, span, begin * CHUNK + thread, page, slot);
-    places[begin & 1].page[thread] = page;
-    places[begin & 1].slot[thread] = slot;
-    __syncthreads();
-    for (int i = 0; i < STAGES; ++i) send_next();
-    for (int i = count * CHUNK + thread; i < GT * CHUNK; i += DECODE_THREADS) scores[i] = 0.0f;
-    for (int i = thread; i < GT * a.padded; i += DECODE_THREADS) {
-        int h = i / a.padded;
-        queries[i] = h < count ? query_element(a, item.row, head + h, i - h * a.padded) : 0.0f;
+    auto put_places = [&](int turn) {
+#pragma unroll
+        for (int i = 0; i < CHUNK / 32; ++i) {
+            places[turn & 1].page[lane + 32 * i] = page[i];
+            places[turn & 1].slot[lane + 32 * i] = slot[i];
+        }
+        warp_meets();
+    };
+    int mine = end - begin > warp ? (end - begin - warp + warps - 1) / warps : 0;
+    Ring steps(a, ring, places, kv_head, mine);
+    if (mine) find_places(begin + warp);
+#pragma unroll 8
+    for (int i = thread; i < GT * WIDTH; i += blockDim.x) {
+        int h = i / WIDTH;
+        queries[i] = h < count ? query_element(a, item.row, head + h, i % WIDTH) : 0.0f;
+        mixed[i] = 0.0f;
     }
+    if (thread < 2 * GT) before[thread] = {-VT_INF, 0.0f};
+    if (mine) {
+        put_places(0);
+#pragma unroll 1
+        for (int i = 0; i < Ring::COUNT - 1; ++i) steps.send();
+    }
+    __syncthreads();
 
-    int key_here = thread & (PAIR - 1), part = STRIDE == 1 ? 0 : thread / PAIR;
-    int d = thread * DT;
-    float mixed[GT][DT] = {};
-    State state[OWN];
+    int rounds = (end - begin + warps - 1) / warps;
+    for (int turn = 0; turn < rounds; ++turn) {
+        int chunk = begin + turn * warps + warp;
+        if (turn < mine) {
+            float y[GT][TIMES][8];
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) state[i] = {-VT_INF, 0.0f};
-
-    for (int chunk = begin; chunk < end; ++chunk) {
-        if (chunk + 1 < end) find_place(a, item.request, span, (chunk + 1) * CHUNK + thread, page, slot);
-        for (int cut = 0; cut < CUTS; cut += 2) {
-            copies_wait<STAGES - 2>();
-            __syncthreads();
-            const unsigned char* row = buffer(used + key_here / TILE) + key_here % TILE * a.pitch;
-            float sums[GT] = {};
-#pragma unroll 2
-            for (int e = 0; e < a.padded; e += 8) {
-                float x[8];
-                load8<KIND>(x, row, e);
+            for (int h = 0; h < GT; ++h)
 #pragma unroll
-                for (int i = 0; i < GT; ++i) {
-                    int h = part + i * STRIDE;
-                    if (h >= GT) continue;
-                    float y[8];
-                    load_floats(y, queries + h * a.padded + e);
+                for (int i = 0; i < TIMES; ++i)
+                    load_floats(y[h][i], queries + h * WIDTH + (i * LANES + lane % LANES) * 8);
+#pragma unroll 1
+            for (int batch = 0; batch < Ring::CUTS / BATCH; ++batch) {
+                float s[LANES] = {};
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) sums[i] = vt_fma(y[j], x[j], sums[i]);
-                }
-            }
-            int key = chunk * CHUNK + cut * TILE + key_here;
-            bool visible = key >= span.first && key <= span.last;
+                for (int b = 0; b < BATCH; ++b) {
+                    const unsigned char* row = steps.take() + lane / LANES * Ring::ROW;
 #pragma unroll
-            for (int i = 0; i < GT; ++i) {
-                int h = part + i * STRIDE;
-                if (h >= count) continue;
-                float slope = a.slopes != nullptr ? a.slopes[head + h] : 0.0f;
-                scores[h * CHUNK + cut * TILE + key_here] =
-                    visible ? a.score(sums[i], slope, key - span.position) : -VT_INF;
-            }
-            if (cut == 0 && chunk + 1 < end) {  // a send may be a chunk ahead
-                places[(chunk + 1) & 1].page[thread] = page;
-                places[(chunk + 1) & 1].slot[thread] = slot;
-            }
-            __syncthreads();
-            used += 2;
-            send_next();
-            send_next();
-        }
+                    for (int i = 0; i < TIMES; ++i) {
+                        float x[8];
+                        load8<KIND>(x, row, (i * LANES + lane % LANES) * 8);
 #pragma unroll
-        for (int i = 0; i < OWN; ++i) {
-            int h = warp + i * WARPS;
-            if (h >= count) continue;
-            State found = chunk_softmax(scores + h * CHUNK, a.p_kind);
-            if (whole) {
-                Factors f = merge_chunk(state[i], found);
-                if ((thread & 31) == 0) {
-                    factors[2 * h] = f.old;
-                    factors[2 * h + 1] = f.added;
-                }
-            } else if ((thread & 31) == 0) {
-                i64 to = ((i64)number * a.heads + head + h) * chunks + chunk - origin;
-                tops[to] = found.top;
-                totals[to] = found.total;
-            }
-        }
-        float sums[GT][DT] = {};
-        for (int cut = 0; cut < CUTS; ++cut) {
-            copies_wait<STAGES - 1>();
-            __syncthreads();
-            const unsigned char* rows = buffer(used);
-            int base = chunk * CHUNK + cut * TILE;
-            int low = span.first > base ? (span.first - base) & ~3 : 0;
-            int high = span.last + 1 - base < TILE ? span.last + 1 - base : TILE;
-            if (d < a.padded) {
-                for (int j = low; j < high; j += 4) {
-                    float p[GT][4];
+                        for (int j = 0; j < 8; ++j)
 #pragma unroll
-                    for (int h = 0; h < GT; ++h) load_floats(p[h], scores + h * CHUNK + cut * TILE + j);
-#pragma unroll
-                    for (int u = 0; u < 4; ++u) {
-                        float x[DT];
-                        load_few<KIND, DT>(x, rows + (j + u) * a.pitch, d);
-#pragma unroll
-                        for (int h = 0; h < GT; ++h)
-#pragma unroll
-                            for (int n = 0; n < DT; ++n) sums[h][n] = vt_fma(p[h][u], x[n], sums[h][n]);
+                            for (int h = 0; h < GT; ++h)
+                                s[b * GT + h] = vt_fma(y[h][i][j], x[j], s[b * GT + h]);
                     }
                 }
+                float sum = add_parts(s, lane);
+                int which = lane % LANES, h = which % GT;
+                int here = (batch * BATCH + which / GT) * Ring::KEYS + lane / LANES, key = chunk * CHUNK + here;
+                bool visible = key >= span.first && key <= span.last;
+                float slope = a.slopes != nullptr && h < count ? a.slopes[head + h] : 0.0f;
+                own[here * GT + h] = visible ? a.score(sum, slope, key - span.position) : -VT_INF;
             }
-            __syncthreads();
-            ++used;
-            send_next();
-        }
+            if (turn + 1 < mine) find_places(chunk + warps);
+            warp_meets();
+
+            float p[GT][CHUNK / 32];
 #pragma unroll
-        for (int h = 0; h < GT; ++h) {
-            if (h >= count) continue;
-            if (whole) {
+            for (int i = 0; i < CHUNK / 32; ++i) {
+                float x[GT];
+                load_own<GT>(x, own + (lane + 32 * i) * GT);
 #pragma unroll
-                for (int n = 0; n < DT; ++n)
-                    mixed[h][n] = vt_fma(mixed[h][n], factors[2 * h], sums[h][n] * factors[2 * h + 1]);
-            } else {
-                i64 to = (((i64)number * a.heads + head + h) * chunks + chunk - origin) * a.width + d;
-#pragma unroll
-                for (int n = 0; n < DT; ++n)
-                    if (d + n < a.width) parts[to + n] = sums[h][n];
+                for (int h = 0; h < GT; ++h) p[h][i] = x[h];
             }
+            int h_here;
+            State state = chunk_softmax<GT>(p, a.p_kind, h_here);
+#pragma unroll
+            for (int i = 0; i < CHUNK / 32; ++i)
+#pragma unroll
+                for (int h = 0; h < GT; ++h) own[(lane + 32 * i) * GT + h] = p[h][i];
+            if (lane % (32 / GT) == 0 && h_here < count) {
+                if (whole) {
+                    found[warp * GT + h_here] = state;
+                } else {
+                    i64 to = ((i64)number * a.heads + head + h_here) * chunks + chunk - origin;
+                    tops[to] = state.top;
+                    totals[to] = state.total;
+                }
+            }
+            if (turn + 1 < mine) put_places(turn + 1);
+            else warp_meets();
+            float sums[GT][DT] = {};
+#pragma unroll 1
+            for (int cut = 0; cut < Ring::CUTS; ++cut) {
+                const unsigned char* row = steps.take();
+#pragma unroll
+                for (int k = 0; k < Ring::KEYS; ++k) {
+                    float x[DT], weights[GT];
+                    load_dims<KIND>(x, row + k * Ring::ROW, lane);
+                    load_own<GT>(weights, own + (cut * Ring::KEYS + k) * GT);
+#pragma unroll
+                    for (int h = 0; h < GT; ++h)
+#pragma unroll
+                        for (int n = 0; n < DT; ++n) sums[h][n] = vt_fma(weights[h], x[n], sums[h][n]);
+                }
+            }
+            warp_meets();
+#pragma unroll
+            for (int h = 0; h < GT; ++h) {
+                if (h >= count) continue;
+                i64 to = (((i64)number * a.heads + head + h) * chunks + chunk - origin) * a.width;
+#pragma unroll
+                for (int n = 0; n < DT; ++n) {
+                    int d = dim_of<DT>(lane, n);
+                    if (whole) own[h * WIDTH + d] = sums[h][n];
+                    else if (d < a.width) parts[to + d] = sums[h][n];
+                }
+            }
+            warp_meets();
         }
+        if (!whole) continue;
+        int here = end - begin - turn * warps;
+        if (here > warps) here = warps;
+        State *last = before + (turn & 1) * GT, *next = before + (~turn & 1) * GT;
+        __syncthreads();
+        if (thread < here * GT && thread % GT < count) {
+            int h = thread % GT;
+            State state = {last[h].top, 0.0f};
+            for (int w = 0; w < thread / GT; ++w) state.top = vt_maximum(state.top, found[w * GT + h].top);
+            factors[thread] = merge_chunk(state, {found[thread].top, 0.0f});
+            if (thread / GT == here - 1) next[h].top = state.top;
+        }
+        __syncthreads();
+        if (thread < count) {
+            float total = last[thread].total;
+            for (int w = 0; w < here; ++w) {
+                Factors f = factors[w * GT + thread];
+                total = vt_fma(total, f.old, found[w * GT + thread].total * f.added);
+            }
+            next[thread].total = total;
+        }
+        for (int i = thread; i < count * WIDTH; i += blockDim.x) {
+            float x = mixed[i];
+#pragma unroll 4
+            for (int w = 0; w < here; ++w) {
+                Factors f = factors[w * GT + i / WIDTH];
+                x = vt_fma(x, f.old, all[w * OWN + i] * f.added);
+            }
+            mixed[i] = x;
+        }
+        __syncthreads();
     }
     copies_wait<0>();
     if (!whole) return;
-    __syncthreads();
     bool seen = span.first <= span.last;
-#pragma unroll
-    for (int i = 0; i < OWN; ++i) {
-        int h = warp + i * WARPS;
-        if (h >= count || (thread & 31)) continue;
-        Ending ending = end_row(a, state[i], head + h);
-        factors[2 * h] = ending.sink;
-        factors[2 * h + 1] = ending.inverse;
-        a.write_lse(item.row, head + h, seen ? ending.lse : -VT_INF);
+    if (thread < count) {
+        Ending ending = end_row(a, before[(rounds & 1) * GT + thread], head + thread);
+        factors[thread] = {ending.sink, ending.inverse};
+        a.write_lse(item.row, head + thread, seen ? ending.lse : -VT_INF);
     }
     __syncthreads();
-#pragma unroll
-    for (int h = 0; h < GT; ++h)
-#pragma unroll
-        for (int n = 0; n < DT; ++n)
-            if (h < count && d + n < a.width)
-                a.write_out(item.row, head + h, d + n,
-                            seen ? end_value(mixed[h][n], factors[2 * h], factors[2 * h + 1]) : 0.0f);
+    for (int i = thread; i < count * WIDTH; i += blockDim.x) {
+        int h = i / WIDTH, d = i % WIDTH;
+        if (d < a.width)
+            a.write_out(item.row, head + h, d, seen ? end_value(mixed[i], factors[h].old, factors[h].added) : 0.0f);
+    }
 }
 
-#define DECODE(NAME, KIND, GT, DT)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(DECODE_THREADS, 3)                                                \
-        attention_decode_##NAME##_##GT##x##DT(ATTENTION_PARAMETERS, SPLIT_PARAMETERS) {                            \
-        decode<KIND, GT, DT>(ATTENTION_NAMES, SPLIT_NAMES);                                                        \
+// Up to WARPS warps a block: with 16 a thread has 128 registers.
+#define DECODE(NAME, KIND, GT, TIMES, WARPS)                                                                       \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)                                                    \
+        attention_decode_##NAME##_##GT##x##TIMES(ATTENTION_PARAMETERS, SPLIT_PARAMETERS) {                         \
+        decode<KIND, GT, TIMES>(ATTENTION_NAMES, SPLIT_NAMES);                                                     \
     }
-DECODE(bf16, BF16, 1, 1)
-DECODE(bf16, BF16, 2, 1)
-DECODE(bf16, BF16, 4, 1)
-DECODE(bf16, BF16, 8, 1)
-DECODE(bf16, BF16, 1, 2)
-DECODE(bf16, BF16, 4, 2)
-DECODE(bf16, BF16, 8, 2)
-DECODE(bf16, BF16, 4, 4)
-DECODE(f16, F16, 4, 1)
-DECODE(f16, F16, 4, 2)
-DECODE(f16, F16, 4, 4)
-DECODE(f32, F32, 4, 1)
-DECODE(f32, F32, 4, 2)
-DECODE(f32, F32, 4, 4)
+DECODE(bf16, BF16, 1, 2, 16)
+DECODE(bf16, BF16, 2, 2, 8)
+DECODE(bf16, BF16, 4, 2, 16)
+DECODE(bf16, BF16, 4, 1, 16)
+DECODE(bf16, BF16, 1, 4, 8)
+DECODE(bf16, BF16, 4, 4, 8)
+DECODE(bf16, BF16, 2, 8, 8)
+DECODE(f16, F16, 4, 2, 8)
+DECODE(f16, F16, 4, 4, 8)
+DECODE(f16, F16, 2, 8, 8)
+DECODE(f32, F32, 4, 2, 8)
+DECODE(f32, F32, 4, 4, 8)
+DECODE(f32, F32, 2, 8, 8)
 
 // A block one item, query head and 128 dims: the chunks' partial results, merged in sequence. The maxima so far are found
-// first, by one thread a chunk, so that the exponentials of 128 chunks are evaluated at once.
+// first, by one thread a chunk, so that the exponentials of 64 chunks are evaluated at once.
 extern "C" __global__ void __launch_bounds__(128) attention_join(ATTENTION_PARAMETERS, SPLIT_PARAMETERS) {
-    __shared__ float tops_here[128], old[128], added[128], sums[128], last_top;
+    constexpr int TOGETHER = 64;
+    __shared__ float tops_here[TOGETHER], old[TOGETHER], added[TOGETHER], sums[TOGETHER], last_top;
     const Attention a(ATTENTION_NAMES);
     int slices = (a.width + 127) / 128, at = blockIdx.x / slices, thread = threadIdx.x;
     int number = at / a.heads, head = at % a.heads, d = blockIdx.x % slices * 128 + thread;
@@ -256,8 +366,12 @@ extern "C" __global__ void __launch_bounds__(128) attention_join(ATTENTION_PARAM
     i64 from = ((i64)number * a.heads + head) * chunks;
     State state = {-VT_INF, 0.0f};
     float mixed = 0.0f;
-    for (int first = 0; first < count; first += 128) {
-        int here = count - first < 128 ? count - first : 128;
+    for (int first = 0; first < count; first += TOGETHER) {
+        int here = count - first < TOGETHER ? count - first : TOGETHER;
+        const float* from_here = parts + (from + first) * a.width + (mine ? d : 0);
+        float values[TOGETHER];  // all under way at once
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) values[i] = i < here ? from_here[(i64)i * a.width] : 0.0f;
         if (thread < here) {
             tops_here[thread] = tops[from + first + thread];
             sums[thread] = totals[from + first + thread];
@@ -275,12 +389,12 @@ extern "C" __global__ void __launch_bounds__(128) attention_join(ATTENTION_PARAM
         }
         __syncthreads();
         state.top = last_top;
-        const float* values = parts + (from + first) * a.width + (mine ? d : 0);
-#pragma unroll 8
-        for (int i = 0; i < here; ++i) {
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            if (i >= here) continue;
             float keep = old[i], take = added[i];
             state.total = vt_fma(state.total, keep, sums[i] * take);
-            mixed = vt_fma(mixed, keep, values[(i64)i * a.width] * take);
+            mixed = vt_fma(mixed, keep, values[i] * take);
         }
         __syncthreads();
     }
@@ -378,6 +492,7 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
     float mixed[RT][DV][8] = {};
 
     for (int chunk = begin; chunk < end; ++chunk) {
+        if (chunk + 1 < end) place(chunk + 1);
         bool full = back.first <= chunk * CHUNK && front.last >= chunk * CHUNK + CHUNK - 1;
 #pragma unroll 1
         for (int cut = 0; cut < CUTS; ++cut) {
@@ -388,19 +503,33 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
             int base = chunk * CHUNK + cut * TILE;
             if (base <= span.last && base + TILE > span.first) {
 #pragma unroll 1
-                for (int e = 0; e < a.padded; e += 8) {
-                    float x[KT][8];
+                for (int part = 0; part < LANES; ++part) {
+                    float own[RT][KT] = {};
+#pragma unroll 1
+                    for (int e = 8 * part; e < a.padded; e += 8 * LANES) {
+                        Raw<8> raw[KT];
 #pragma unroll
-                    for (int n = 0; n < KT; ++n) load8<KIND>(x[n], keys_here + n * 16 * a.pitch, e);
+                        for (int n = 0; n < KT; ++n) raw[n] = fetch<8>(keys_here + n * 16 * a.pitch, e, KIND);
 #pragma unroll
-                    for (int i = 0; i < RT; ++i) {
-                        float y[8];
-                        load_floats(y, queries_here + i * 16 * query_pitch + e);
+                        for (int f = 0; f < 8; f += 4) {
+                            float y[RT][4];
 #pragma unroll
-                        for (int j = 0; j < 8; ++j)
+                            for (int i = 0; i < RT; ++i) load_floats(y[i], queries_here + i * 16 * query_pitch + e + f);
 #pragma unroll
-                            for (int n = 0; n < KT; ++n) sums[i][n] = vt_fma(y[j], x[n][j], sums[i][n]);
+                            for (int n = 0; n < KT; ++n) {
+                                float x[8];
+                                widen(x, raw[n], KIND);
+#pragma unroll
+                                for (int j = 0; j < 4; ++j)
+#pragma unroll
+                                    for (int i = 0; i < RT; ++i) own[i][n] = vt_fma(y[i][j], x[f + j], own[i][n]);
+                            }
+                        }
                     }
+#pragma unroll
+                    for (int i = 0; i < RT; ++i)
+#pragma unroll
+                        for (int n = 0; n < KT; ++n) sums[i][n] += own[i][n];
                 }
             }
 #pragma unroll
@@ -422,19 +551,26 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
             ++used;
             send_next();
         }
+        auto row_of_warp = [&](int i) { return 2 * warp + (i & 1) + 16 * (i >> 1); };
+        float p[2 * RT][CHUNK / 32];
 #pragma unroll
-        for (int i = 0; i < 2 * RT; ++i) {
-            int m = 2 * warp + (i & 1) + 16 * (i >> 1);
-            State state = {-VT_INF, 0.0f};  // only the first lane's counts: it alone may touch `states`
-            if ((thread & 31) == 0) state = states[m];
-            Factors f = merge_chunk(state, chunk_softmax(scores + m * SCORES, a.p_kind));
-            if ((thread & 31) == 0) {
-                states[m] = state;
-                factors[2 * m] = f.old;
-                factors[2 * m + 1] = f.added;
-            }
+        for (int i = 0; i < 2 * RT; ++i)
+#pragma unroll
+            for (int n = 0; n < CHUNK / 32; ++n) p[i][n] = scores[row_of_warp(i) * SCORES + (thread & 31) + 32 * n];
+        int i_here;
+        State added = chunk_softmax<2 * RT>(p, a.p_kind, i_here);
+#pragma unroll
+        for (int i = 0; i < 2 * RT; ++i)
+#pragma unroll
+            for (int n = 0; n < CHUNK / 32; ++n) scores[row_of_warp(i) * SCORES + (thread & 31) + 32 * n] = p[i][n];
+        if ((thread & 31) % (16 / RT) == 0) {
+            int m = row_of_warp(i_here);
+            State state = states[m];
+            Factors f = merge_chunk(state, added);
+            states[m] = state;
+            factors[2 * m] = f.old;
+            factors[2 * m + 1] = f.added;
         }
-        if (chunk + 1 < end) place(chunk + 1);
         float sums[RT][DV][8] = {};
 #pragma unroll 1
         for (int cut = 0; cut < CUTS; ++cut) {
@@ -520,15 +656,15 @@ VT_FN void prefill(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_sin
 }
 
 #define PREFILL(NAME, KIND, WIDTH, RT, DV, KT)                                                                     \
-    extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, RT > 1 ? 2 : 1)                                  \
+    extern "C" __global__ void __launch_bounds__(PREFILL_THREADS, KT > 1 ? 2 : 1)                                  \
         attention_prefill_##NAME##_##WIDTH(ATTENTION_PARAMETERS, i64 tiles, i64 group_rows, i64 skip_single,       \
                                            i64 stages) {                                                           \
         prefill<KIND, RT, DV, KT>(ATTENTION_NAMES, tiles, group_rows, skip_single, stages);                        \
     }
-PREFILL(bf16, BF16, 128, 4, 1, 2)
+PREFILL(bf16, BF16, 128, 4, 1, 4)
 PREFILL(bf16, BF16, 256, 2, 2, 2)
 PREFILL(bf16, BF16, 512, 1, 4, 1)
-PREFILL(f16, F16, 128, 4, 1, 2)
+PREFILL(f16, F16, 128, 4, 1, 4)
 PREFILL(f16, F16, 256, 2, 2, 2)
 PREFILL(f16, F16, 512, 1, 4, 1)
 PREFILL(f32, F32, 128, 4, 1, 1)

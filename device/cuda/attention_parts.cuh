@@ -1,11 +1,11 @@
 // What the attention kernels share: who sees which keys, tiles of K and V on their way into shared memory, the softmax
-// of one chunk of keys, and what ends a row. The order of every sum is that of oracle.attention: q . k by fma over
-// ascending d; in a chunk of 128 keys at fixed positions l in 32 lanes and a butterfly, p . v by fma over ascending j;
-// chunks merged in sequence. So prefill and decode give a row the same bytes, however its keys are spread over blocks.
+// of one chunk of keys, and what ends a row. The order of every sum is that of oracle.attention: q . k by fma in 8 lanes
+// of 8 neighbouring dims, added in sequence; in a chunk of 64 keys at fixed positions l in 32 lanes and a butterfly, p . v by fma
+// over ascending j; chunks merged in sequence. So prefill and decode give a row the same bytes, however its keys are spread over blocks.
 #pragma once
 #include "storage.cuh"
 
-#define CHUNK 128
+#define CHUNK 64
 #define ALL_LANES 0xffffffffu
 
 #ifdef __CUDACC__
@@ -17,7 +17,9 @@ VT_FN void copy_or_zero(void* shared, const void* global, bool there) {
     int size = there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(size) : "memory");
 }
+VT_FN void warp_meets() { __syncwarp(); }
 #else
+VT_FN void warp_meets() { __shfl_xor_sync(ALL_LANES, 0.0f, 1); }
 static const unsigned char no_bytes[16] = {};
 VT_FN void copy_or_zero(void* shared, const void* global, bool there) { copy_async(shared, there ? global : no_bytes); }
 #endif
@@ -194,23 +196,43 @@ template <int N> VT_FN void load_floats(float (&x)[N], const float* from) {
     }
 }
 
-// Elements d ... d + N - 1 of a row in shared memory; d a multiple of N.
-template <int KIND, int N> VT_FN void load_few(float (&x)[N], const unsigned char* row, int d) {
-    if constexpr (N == 1) {
-        x[0] = widen_one<KIND>(KIND == F32 ? ((const unsigned*)row)[d] : ((const unsigned short*)row)[d]);
-    } else if constexpr (KIND == F32) {
-#pragma unroll
-        for (int i = 0; i < N; i += 2) {
-            unsigned long long pair = *(const unsigned long long*)(row + (d + i) * 4);
-            x[i] = vt_float((int)(unsigned)pair);
-            x[i + 1] = vt_float((int)(unsigned)(pair >> 32));
-        }
+template <int N> VT_FN void load_own(float (&x)[N], const float* from) {
+    if constexpr (N % 4 == 0) {
+        load_floats(x, from);
+    } else if constexpr (N == 2) {
+        unsigned long long pair = *(const unsigned long long*)from;
+        x[0] = vt_float((int)(unsigned)pair);
+        x[1] = vt_float((int)(unsigned)(pair >> 32));
     } else {
+        x[0] = from[0];
+    }
+}
+
+// A lane's dims of a row in shared memory: 32 lanes have N neighbours each, or 8 and then 8 further on.
+template <int KIND, int N> VT_FN void load_dims(float (&x)[N], const unsigned char* row, int lane) {
+    if constexpr (N >= 8) {
+#pragma unroll
+        for (int g = 0; g < N / 8; ++g) {
+            float y[8];
+            load8<KIND>(y, row, g * 256 + lane * 8);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[g * 8 + i] = y[i];
+        }
+    } else if constexpr (KIND == F32) {
+        load_own<N>(x, (const float*)row + lane * N);
+    } else {
+        unsigned pairs[N / 2];
+        if constexpr (N == 4) {
+            unsigned long long both = *(const unsigned long long*)(row + lane * 8);
+            pairs[0] = (unsigned)both;
+            pairs[1] = (unsigned)(both >> 32);
+        } else {
+            pairs[0] = *(const unsigned*)(row + lane * 4);
+        }
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
-            unsigned pair = *(const unsigned*)(row + (d + i) * 2);
-            x[i] = widen_one<KIND>(pair & 0xffffu);
-            x[i + 1] = KIND == BF16 ? vt_float((int)(pair & 0xffff0000u)) : widen_one<KIND>(pair >> 16);
+            x[i] = widen_one<KIND>(pairs[i / 2] & 0xffffu);
+            x[i + 1] = KIND == BF16 ? vt_float((int)(pairs[i / 2] & 0xffff0000u)) : widen_one<KIND>(pairs[i / 2] >> 16);
         }
     }
 }
@@ -232,25 +254,58 @@ struct State {
 
 VT_FN float any_lane(float x, int distance) { return __shfl_xor_sync(ALL_LANES, x, distance); }
 
-// A warp turns one row's scores of a chunk into p: their maximum and the sum of p, to every lane.
-VT_FN State chunk_softmax(float* scores, int p_kind) {
-    int lane = threadIdx.x & 31;
-    float s[4];
+struct Larger {
+    VT_MEMBER float operator()(float a, float b) const { return vt_maximum(a, b); }
+};
+struct Sum {
+    VT_MEMBER float operator()(float a, float b) const { return a + b; }
+};
+
+// N values joined over lanes DISTANCE, DISTANCE / 2 ... 1 apart: at each step a lane keeps one half of its values and
+// gives the other to its partner; the last one both have. Returns which of the N s[0] is now.
+template <int DISTANCE, int HALF, int N, class Join> VT_FN int join_lanes(float (&s)[N], int lane, Join join) {
+    if constexpr (DISTANCE == 0) {
+        return 0;
+    } else if constexpr (HALF == 0) {
+        s[0] = join(s[0], any_lane(s[0], DISTANCE));
+        return join_lanes<DISTANCE / 2, 0>(s, lane, join);
+    } else {
+        bool upper = (lane & DISTANCE) != 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = scores[lane + 32 * i];
-    float top = vt_maximum(vt_maximum(s[0], s[1]), vt_maximum(s[2], s[3]));
-#pragma unroll
-    for (int m = 16; m >= 1; m >>= 1) top = vt_maximum(top, any_lane(top, m));
-    float base = finite(top), total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        float p = vt_exp(s[i] - base);
-        total += p;
-        scores[lane + 32 * i] = through(p, p_kind);
+        for (int i = 0; i < HALF; ++i) {
+            float keep = upper ? s[HALF + i] : s[i], give = upper ? s[i] : s[HALF + i];
+            s[i] = join(keep, any_lane(give, DISTANCE));
+        }
+        return (upper ? HALF : 0) + join_lanes<DISTANCE / 2, HALF / 2>(s, lane, join);
     }
+}
+
+// A warp turns N rows' scores of a chunk, lane l those of keys l, l + 32 ..., into p. Returns the maximum and the sum
+// of p of row `row`, of which 32 / N neighbouring lanes have the same.
+template <int N> VT_FN State chunk_softmax(float (&s)[N][CHUNK / 32], int p_kind, int& row) {
+    int lane = threadIdx.x & 31;
+    float tops[N], totals[N];
 #pragma unroll
-    for (int m = 16; m >= 1; m >>= 1) total += any_lane(total, m);
-    return {top, total};
+    for (int h = 0; h < N; ++h) {
+        tops[h] = s[h][0];
+#pragma unroll
+        for (int i = 1; i < CHUNK / 32; ++i) tops[h] = vt_maximum(tops[h], s[h][i]);
+    }
+    row = join_lanes<16, N / 2>(tops, lane, Larger());
+    float top = tops[0];
+#pragma unroll
+    for (int h = 0; h < N; ++h) {
+        float base = finite(__shfl_sync(ALL_LANES, top, h * (32 / N)));
+        totals[h] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < CHUNK / 32; ++i) {
+            float p = vt_exp(s[h][i] - base);
+            totals[h] += p;
+            s[h][i] = through(p, p_kind);
+        }
+    }
+    join_lanes<16, N / 2>(totals, lane, Sum());
+    return {top, totals[0]};
 }
 
 struct Factors {
