@@ -16,8 +16,12 @@ _CHAINS, _PIECE = 32, 16
 """Sums that an element is made of, and neighbouring k of one of them, as in the .cu file."""
 _FEW = 8
 """Rows up to which every row of weights is a warp's own."""
+_SOME, _SOME_WARPS = 32, 4
+"""The same for bfloat16 and blocks of so many warps that share the rows of `a`, eight or sixteen at a time."""
+_STAGES = {(8, 2): 6, (8, 5): 3, (16, 2): 4, (16, 4): 3}
+"""Turns on their way, by rows of `a` and columns of a warp, as in the .cu file."""
 _MANY_COLUMNS = 4096
-"""Columns from which a warp takes four of them: fewer would leave multiprocessors without work."""
+"""Columns from which a warp takes four or five of them: fewer would leave multiprocessors without work."""
 _BLOCKS = 640
 """Blocks that keep a large GPU busy; with fewer tiles the chains are dealt out to more."""
 _DEEP = 128
@@ -58,15 +62,8 @@ def _product(op: str, a, b, down: bool, out_dtype, out):
         rows, columns, depth, a, left.stride, left.batch_stride, kinds[0], b, right.stride, right.batch_stride,
         kinds[1], int(down), target, kinds[2],
     ]  # fmt: skip
-    if wide and rows <= _FEW and (down or not lead):
-        held = 1 << (rows - 1).bit_length()
-        if down:
-            name, grid, threads = f"few_{held}_down{form}", batches * -(-columns // 32), 128
-        elif known and columns >= _MANY_COLUMNS:
-            name, grid, threads = f"few_{held}_by_4{form}", -(-columns // 8), 64
-        else:
-            name, grid, threads = f"few_{held}{form}", -(-columns // 2), 64
-        start(op, "matmul", name, grid, (threads, 1), [*args, 0, None, 1])
+    if wide and (once := _once(rows, columns, depth, batches, down, known)) is not None:
+        start(op, "matmul", once.kernel, once.grid, (once.threads, 1), [*args, 0, None, 1, *once.more], once.shared)
         return target
     high, across, each = _tile(rows, wide)
     tiles, threads = batches * -(-rows // high) * -(-columns // across), high // each * (across // 8)
@@ -79,6 +76,37 @@ def _product(op: str, a, b, down: bool, out_dtype, out):
         whole = [tiles, chains, sums, rows, columns, target, kinds[2], high, across, each]
         start(op, "matmul", "join", -(-size // 1024), (256, 1), whole)
     return target
+
+
+class _Once(NamedTuple):
+    """A launch that reads every weight once."""
+
+    kernel: str
+    grid: int
+    threads: int
+    more: tuple[int, ...] = ()
+    shared: int = 0
+
+
+def _once(rows: int, columns: int, depth: int, batches: int, down: bool, bf16: bool) -> _Once | None:
+    """The launch for few rows, or None where there are too many of them."""
+    if bf16 and not down and _FEW // 2 < rows <= _SOME:
+        held, many = (8, 5) if rows <= 8 else (16, 4)
+        each = many if columns >= _MANY_COLUMNS else 2
+        shared = _STAGES[held, each] * (each * _SOME_WARPS + held) * 1024
+        grid = -(-rows // held) * -(-columns // (each * _SOME_WARPS))
+        return _Once(f"some_{held}_by_{each}", grid, 32 * _SOME_WARPS, shared=shared)
+    if rows > _FEW:
+        return None
+    name, form = f"few_{1 << (rows - 1).bit_length()}", "_bf16" if bf16 else ""
+    if down:
+        lanes = 4
+        while lanes < 16 and depth * lanes * 2 <= _PIECE * 128:
+            lanes *= 2
+        return _Once(f"{name}_down{form}", batches * -(-columns // (8 * lanes)), 128, (lanes,))
+    if bf16 and columns >= _MANY_COLUMNS:
+        return _Once(f"{name}_by_4{form}", -(-columns // 8), 64)
+    return _Once(f"{name}{form}", -(-columns // 2), 64)
 
 
 def _tile(rows: int, wide: bool) -> tuple[int, int, int]:
@@ -101,7 +129,7 @@ def matmul(a, b, *, out_dtype=None, out=None):
 
 @providers.provider("matmul_bt", "cuda", PROVIDER)
 def matmul_bt(a, b, *, out_dtype=None, out=None):
-    """oracle.matmul.matmul_bt: up to eight rows of `a` by a kernel that reads the weights once, as fast as it may."""
+    """oracle.matmul.matmul_bt: few rows of `a` by a kernel that reads the weights once, as fast as it may."""
     return _product("matmul_bt", a, b, False, out_dtype, out)
 
 

@@ -63,7 +63,7 @@ EDGES: dict[str, list[dict]] = {
           for D, rot in ((16, 16), (80, 80), (128, 64), (256, 32), (320, 320), (24, 6)) for is_neox in (True, False)),
         *({"T": 3, "Hq": 3, "Hk": 2, "Hv": 1, "D": 64, "P": 9, "rotary_dim": 64, "qkv": kind, "q_weight": "float32",
            "cos_sin_cache": "float32", "positions": "int64"} for kind in _KINDS),
-        {"T": 500, "Hq": 4, "Hk": 1, "Hv": 1, "D": 64, "P": 9, "rotary_dim": 64, **_QKV_16,
+        {"T": 1400, "Hq": 4, "Hk": 1, "Hv": 1, "D": 64, "P": 9, "rotary_dim": 64, **_QKV_16,
          "cos_sin_cache": "bfloat16"},
         {"T": 0, "Hq": 1, "Hk": 1, "Hv": 1, "D": 16, "P": 9, "rotary_dim": 16},
     ],

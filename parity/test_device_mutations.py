@@ -102,14 +102,22 @@ WRONGS = {
     },
     "matmul": {
         "half a turn further": ("k += TURN;", "k += TURN / 2;"),
-        "do not wait for the weights": ("        copies_arrive_but<STAGES - 2>();\n", ""),
+        "do not wait for the weights": ("""copies_arrive_but<STAGES - 2>();
+        warp_meets();""", "warp_meets();"),
+        "do not wait for weights and rows": ("""copies_arrive_but<STAGES - 2>();
+        __syncthreads();""", "__syncthreads();"),
         "lanes do not wait for each other": ("        warp_meets();", "        "),
         "round the product": ("sum[r][m] = vt_fma(x[j], y[r][j], sum[r][m])", "sum[r][m] += x[j] * y[r][j]"),
         "the upper rows unswapped": ("((BM / 2 + y0) ^ x_swap)", "(BM / 2 + y0)"),
         "chains in one place": ("(chain * tiles + number)", "number"),
         "chains backwards": ("(chains + l * size + at)", "(chains + (count - 1 - l) * size + at)"),
         "the first matrix for all": ("corner.batch * b_batch", "0 * b_batch"),
-        "columns of half a lane": ("first + thread % LANES * 8", "first + thread % LANES * 4"),
+        "columns of half a lane": ("across = 8 * (thread & (lanes - 1))", "across = 4 * (thread & (lanes - 1))"),
+        "four lanes a chain": ("chain = thread / lanes", "chain = thread / 4"),
+        "the first rows for all": ("top + warp * OWN + i < rows ? top + warp * OWN + i", "i < rows ? i"),
+        "half of the rows of `a`": ("x_at[(m + p) * WORDS + at]", "x_at[m * WORDS + at]"),
+        "warps do not wait for each other": ("__syncthreads();  // this turn's", "// this turn's"),
+        "a turn's end for all turns": ("(turn + 1 == turns && w * 256 >= within)", "w * 256 >= within"),
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },

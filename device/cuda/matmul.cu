@@ -13,8 +13,10 @@
 //    few for the GPU the chains are dealt out to several blocks, each chain's sum goes to memory, and `join` adds up.
 // 3. few_*: up to 8 rows, for which the weights are read once, several kilobytes a warp under way into shared memory (in
 //    registers they were not: the compiler loads late to save registers). A warp takes a row of weights, or four, so
-//    that what it reads of `a` serves four times; few_*_down a block of 32 columns of [K, N].
+//    that what it reads of `a` serves four times; few_*_down a block of columns of [K, N].
 // 4. *_bf16: knowing that everything is bfloat16, for the reasons given in norm.cu.
+// 5. some_*: for 5 to 32 rows of bfloat16, eight or sixteen at a time, `a` in shared memory as well, for all warps of a
+//    block. Then products, not bytes, take the time, so what a lane widens serves four or five rows of weights.
 #include "storage.cuh"
 
 #define CHAINS 32
@@ -369,28 +371,130 @@ template <int M, int R, int STAGES, int WORDS> VT_FN void few(PRODUCT_PARAMETERS
         few<M, R, STAGES, WORDS>(PRODUCT_NAMES);                                                                 \
     }
 
-FEW(few_1, 1, 1, 5, 4, true)
+FEW(few_1, 1, 1, 8, 4, true)
 FEW(few_2, 2, 1, 5, 4, true)
 FEW(few_4, 4, 1, 5, 4, true)
 FEW(few_8, 8, 1, 5, 4, true)
 FEW(few_1_bf16, 1, 1, 8, 2, PRODUCT_BF16)
 FEW(few_2_bf16, 2, 1, 8, 2, PRODUCT_BF16)
 FEW(few_4_bf16, 4, 1, 8, 2, PRODUCT_BF16)
-FEW(few_8_bf16, 8, 1, 8, 2, PRODUCT_BF16)
 FEW(few_1_by_4_bf16, 1, 4, 3, 2, PRODUCT_BF16)
 FEW(few_2_by_4_bf16, 2, 4, 3, 2, PRODUCT_BF16)
 FEW(few_4_by_4_bf16, 4, 4, 3, 2, PRODUCT_BF16)
-FEW(few_8_by_4_bf16, 8, 4, 3, 2, PRODUCT_BF16)
 
-// The same against [K, N]: four lanes a chain, eight columns a lane, so that all 32 chains of 32 columns are one block's.
-// Four k of a chain are one of the STAGES that are on their way.
-template <int M, int STAGES, int WORDS> VT_FN void few_down(PRODUCT_PARAMETERS) {
-    constexpr int DEEP = 4, LANES = 4, THREADS = CHAINS * LANES, COLUMNS = 8 * LANES, ROW = CHAINS + 1;
-    constexpr int RING = STAGES * DEEP * WORDS * THREADS, SUMS = (M * COLUMNS * ROW + 3) / 4;
+// Up to M rows of bfloat16 `a` at a time, a block's: with the weights of its warps, R rows each, it sends for the same k
+// of `a`, which from the first-level cache would cost more time than the products: every warp there reads all of it.
+// What is widened serves R or M times. Neighbouring blocks take the next rows of `a` and the same weights.
+#define SOME_WARPS 4
+template <int M, int R, int STAGES> VT_FN void some(PRODUCT_PARAMETERS) {
+    constexpr int WORDS = 64, OWN = M / SOME_WARPS;  // of 16 bytes a turn and row; rows of `a` that a warp sends for
+    VT_SHARED(memory);  // [STAGES][SOME_WARPS][R][WORDS] of the weights, [STAGES][M][WORDS] of `a`
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    unsigned groups = (unsigned)((rows + M - 1) / M), block = blockIdx.x / groups;
+    i64 top = (i64)(blockIdx.x - block * groups) * M, first = ((i64)block * SOME_WARPS + warp) * R;
+    uint4 *weights = (uint4*)memory + warp * R * WORDS, *left = (uint4*)memory + STAGES * SOME_WARPS * R * WORDS;
+    const char *b_row[R], *a_row[OWN];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        i64 n = first + r < columns ? first + r : columns - 1;
+        b_row[r] = (const char*)b + (n * b_stride + lane * 8) * 2;
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        i64 m = top + warp * OWN + i < rows ? top + warp * OWN + i : rows - 1;
+        a_row[i] = (const char*)a + (m * a_stride + lane * 8) * 2;
+    }
+    auto place = [](int word) { return word ^ (word >> 3 & 3); };  // as in `few`
+    uint4 *to = weights + place(lane), *to_left = left + warp * OWN * WORDS + place(lane);
+    int turns = (int)((depth + TURN - 1) / TURN), within = (int)(depth - (i64)(turns - 1) * TURN) - lane * 8;
+    auto send = [&](int turn, int stage) {
+        i64 from = (i64)turn * (TURN * 2);
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+            if (turn >= turns || (turn + 1 == turns && w * 256 >= within)) continue;
+#pragma unroll
+            for (int r = 0; r < R; ++r)
+                copy_async(to + (stage * SOME_WARPS * R + r) * WORDS + w * 32, b_row[r] + from + w * 512);
+#pragma unroll
+            for (int i = 0; i < OWN; ++i)
+                copy_async(to_left + (stage * M + i) * WORDS + w * 32, a_row[i] + from + w * 512);
+        }
+        copies_sent();
+    };
+    float sum[R][M] = {};
+#pragma unroll
+    for (int t = 0; t < STAGES - 1; ++t) send(t, t);
+    int stage = 0, next = STAGES - 1;
+    for (int turn = 0; turn < turns; ++turn) {
+        copies_arrive_but<STAGES - 2>();
+        __syncthreads();  // this turn's words are there for all, and nobody reads the last turn's any more
+        send(turn + STAGES - 1, next);
+        const uint4 *y_at = weights + stage * SOME_WARPS * R * WORDS, *x_at = left + stage * M * WORDS;
+        next = stage;
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
+        if ((i64)turn * TURN + lane * PIECE >= depth) continue;
+#pragma unroll(M < 16 ? 2 : 1)
+        for (int h = 0; h < 2; ++h) {
+            int at = place(lane * 2 + h);
+            float y[R][8];
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                Raw<8> raw = {y_at[r * WORDS + at], {}};
+                widen(y[r], raw, BF16);
+            }
+#pragma unroll
+            for (int m = 0; m < M; m += 2) {  // two at a time: R sums alone are too few for the pipeline
+                float x[2][8];
+#pragma unroll
+                for (int p = 0; p < 2; ++p) {
+                    Raw<8> raw = {x_at[(m + p) * WORDS + at], {}};
+                    widen(x[p], raw, BF16);
+                }
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+#pragma unroll
+                    for (int p = 0; p < 2; ++p)
+#pragma unroll
+                        for (int r = 0; r < R; ++r) sum[r][m + p] = vt_fma(x[p][j], y[r][j], sum[r][m + p]);
+            }
+        }
+    }
+    __syncthreads();
+    float* sums = (float*)memory + warp * R * M * (CHAINS + 1);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int m = 0; m < M; ++m) sums[(r * M + m) * (CHAINS + 1) + lane] = sum[r][m];
+    warp_meets();
+    for (int o = lane; o < R * M; o += 32) {
+        float total[1] = {0.0f};
+#pragma unroll
+        for (int l = 0; l < CHAINS; ++l) total[0] += sums[o * (CHAINS + 1) + l];
+        i64 row = top + o % M, column = first + o / M;
+        if (row < rows && column < columns) store(out, row * columns + column, total, BF16);
+    }
+}
+
+#define SOME(NAME, M, R, STAGES)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(SOME_WARPS * 32, 2) NAME(PRODUCT_PARAMETERS) {                  \
+        some<M, R, STAGES>(PRODUCT_NAMES);                                                                       \
+    }
+
+SOME(some_8_by_2, 8, 2, 6)
+SOME(some_16_by_2, 16, 2, 4)
+SOME(some_8_by_5, 8, 5, 3)
+SOME(some_16_by_4, 16, 4, 3)
+
+// The same against [K, N]: `lanes` lanes a chain, four where K has all 32 of them, eight columns a lane, so that all
+// chains of 8 * lanes columns are one block's. Four k of a chain are one of the STAGES that are on their way.
+template <int M, int STAGES, int WORDS> VT_FN void few_down(PRODUCT_PARAMETERS, int lanes) {
+    constexpr int DEEP = 4, THREADS = 128, MOST_LANES = 16;
+    constexpr int RING = STAGES * DEEP * WORDS * THREADS, SUMS = M * 8 * (THREADS + MOST_LANES) / 4;
     __shared__ uint4 memory[RING > SUMS ? RING : SUMS];
-    int thread = threadIdx.x, chain = thread / LANES, item = item_size((int)b_kind), a_item = item_size((int)a_kind);
-    i64 across = (columns + COLUMNS - 1) / COLUMNS, first = (i64)blockIdx.x % across * COLUMNS;
-    i64 batch = (i64)blockIdx.x / across, column = first + thread % LANES * 8;
+    int thread = threadIdx.x, chain = thread / lanes, across = 8 * (thread & (lanes - 1));
+    int item = item_size((int)b_kind), a_item = item_size((int)a_kind), wide = 8 * lanes, count = THREADS / lanes;
+    unsigned places = (unsigned)((columns + wide - 1) / wide), batch = blockIdx.x / places;
+    i64 first = (i64)(blockIdx.x - batch * places) * wide, column = first + across;
     column = column < columns ? column : columns - 8;
     const char* b_from = (const char*)b + (batch * b_batch + column) * item;
     const char* a_row[M];
@@ -423,7 +527,7 @@ template <int M, int STAGES, int WORDS> VT_FN void few_down(PRODUCT_PARAMETERS) 
         copies_arrive_but<STAGES - 1>();
         i64 k = depth_of(step);
         if (k >= depth) continue;
-#pragma unroll
+#pragma unroll(M < 8 ? DEEP : 1)
         for (int i = 0; i < DEEP; ++i) {
             Raw<8> raw;
             raw.a = *place(step, i, 0);
@@ -445,21 +549,21 @@ template <int M, int STAGES, int WORDS> VT_FN void few_down(PRODUCT_PARAMETERS) 
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sums[(m * COLUMNS + thread % LANES * 8 + j) * ROW + chain] = sum[m][j];
+        for (int j = 0; j < 8; ++j) sums[(m * wide + across + j) * (count + 1) + chain] = sum[m][j];
     __syncthreads();
-    for (int o = thread; o < M * COLUMNS; o += THREADS) {
+    for (int o = thread; o < M * wide; o += THREADS) {
         float total[1] = {0.0f};
 #pragma unroll 8
-        for (int l = 0; l < CHAINS; ++l) total[0] += sums[o * ROW + l];
-        i64 row = o / COLUMNS, at = first + o % COLUMNS;
+        for (int l = 0; l < count; ++l) total[0] += sums[o * (count + 1) + l];
+        i64 row = o / wide, at = first + o % wide;
         if (row < rows && at < columns) store(out, (batch * rows + row) * columns + at, total, (int)out_kind);
     }
 }
 
 #define FEW_DOWN(NAME, M, STAGES, WORDS, KNOWN)                                                                  \
-    extern "C" __global__ void __launch_bounds__(CHAINS * 4) NAME(PRODUCT_PARAMETERS) {                          \
+    extern "C" __global__ void __launch_bounds__(128) NAME(PRODUCT_PARAMETERS, i64 lanes) {                      \
         VT_ASSUME(KNOWN);                                                                                        \
-        few_down<M, STAGES, WORDS>(PRODUCT_NAMES);                                                               \
+        few_down<M, STAGES, WORDS>(PRODUCT_NAMES, (int)lanes);                                                   \
     }
 
 FEW_DOWN(few_1_down, 1, 2, 2, true)
