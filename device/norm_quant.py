@@ -44,7 +44,7 @@ _DEPTH, _GROUP_DEPTH = 2, 2
 _BLOCK5, _BLOCK_GROUP = 5120, 64
 """The longest row of the block5 kernels; the least group of those with a block a row."""
 _BLOCK = 64
-"""Threads that share a multiprocessor well while they wait for the functions' own latency."""
+"""Threads of a block of SiLU, as silu_group_bf16_deep knows: small ones share a multiprocessor well."""
 _FEW_ELEMENTS = 1 << 16
 """Under this an element a thread and access: it is the functions' own latency that takes the time."""
 _DYNAMIC_NORM = {"vt": "vt", "vllm": "vllm_native", "vllm_native": "vllm_native"}

@@ -108,11 +108,12 @@ VT_FN float power_of_two(float scale) {
 }
 
 // How values are divided by their scale: one product with the reciprocal y of the scale s, q = x y, and one step of
-// correction, q + (x - q s) y. q is within 1.5 ulps of x / s, so that the corrected sum is within 2^-22 ulps of it before
-// its rounding, and both round to the same float32, unless x / s is that close to the middle of two of them. Of what
-// that could change only the two middles beside a value halfway between two codes matter, 16 mantissas of 5 bits: they
-// need an s within 8 ulps of a multiple of 2^-3, and there all are tried (parity/test_device_calls_quant.py). Signs of
-// zero are kept by taking q s - x, and its opposite. Scales and values that are not of middling size are divided.
+// correction, q + (x - q s) y. q is within 1.5 ulps of x / s, so that the corrected sum is within 2^-22 ulps of it
+// before its rounding, and both round to the same float32, unless x / s is that close to the middle of two of them. Of
+// what that could change only the two middles beside a value halfway between two codes matter, 16 mantissas of 5 bits:
+// they need an s within 8 ulps of a multiple of 2^-3, and there all are tried (parity/test_device_calls_quant.py).
+// Signs of zero are kept by taking q s - x, and its opposite. Scales and values that are not of middling size are
+// divided.
 struct Divisor {
     float scale, inverse, back;  // back: 0 for products alone
     bool middling;
@@ -138,9 +139,8 @@ struct Divisor {
     }
 };
 
-// Scales of groups of `lanes` neighbours, at least D of them, that hold D vectors of bfloat16 each, one of D groups (the
-// last ones may be missing).
-// Maxima travel two by two, and each lane finds the scale of but one of its groups, number `own`.
+// Scales of groups of `lanes` neighbours, at least D of them, that hold D vectors of bfloat16 each, one of D groups
+// (the last ones may be missing). Maxima travel two by two, and each lane finds the scale of but one of its groups, number `own`.
 template <int D> struct GroupScales {
     int own;
     float scale, inverse;  // of group `own`

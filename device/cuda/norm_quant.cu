@@ -4,12 +4,12 @@
 // 1. Whatever has no kernel here (device/norm_quant.py) is the norm's or activation's kernel, then the quantiser's.
 // 2. *_rows: a row of at most 256 elements in 1 to 32 lanes. *_block4: a block a row of at most 8192: the row is read
 //    once, its normed values wait in registers, packed, for the scale. *_few4: the weights are sent for with the row.
-//    *_block5: 128 threads a row of at most 5120, each with two of the tree's partials, weights sent for early: half the
-//    threads have half as often to find the row's root and scale, and no warp idles. With a residual it takes too many registers.
+//    *_block5: 128 threads a row of at most 5120, each with two of the tree's partials, weights sent for early: half as
+//    many threads find the row's root and scale, and no warp idles. With a residual it takes too many registers.
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
-// 4. silu_*: no row has to be known whole: two vectors a thread, one element or vector where they are few; the hardware's
-//    fast functions where they give the polynomial's bytes (fast.cuh). All rows are one row of vectors: where each lies
-//    in x takes a product, and of 64 bits only the address.
+// 4. silu_*: no row has to be known whole: two vectors a thread, one element or vector where they are few; the
+//    hardware's fast functions where they give the polynomial's bytes (fast.cuh). All rows are one row of vectors: where
+//    each lies in x takes a product, and of 64 bits only the address.
 #include "fast.cuh"
 #include "fp8_scales.cuh"
 #include "rows.cuh"
@@ -46,8 +46,8 @@ struct Normed {
     }
 };
 
-// Elements first + SPAN g ..., g < G, of a normed row. SPAN is the tree's, or half of it: then a thread holds two of the
-// tree's partials. sum(first, second) joins the team's.
+// Elements first + SPAN g ..., g < G, of a normed row. SPAN is the tree's, or half of it: then a thread holds two of
+// the tree's partials. sum(first, second) joins the team's.
 template <int G, int SPAN, bool EARLY, class S>
 VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, float eps, S&& sum) {
     const bool add = norm.residual != nullptr, native = norm.flags & NATIVE;
@@ -135,7 +135,8 @@ struct Quantised {
             }
         } else if constexpr (G == 1) {
             bool inside = first < width;
-            unsigned top = largest_of_lanes(inside ? largest_of_bf16(y[0], false) : 0u, min_of(1 << group_shift, lanes));
+            unsigned top = inside ? largest_of_bf16(y[0], false) : 0u;
+            top = largest_of_lanes(top, min_of(1 << group_shift, lanes));
             if (!inside) return;
             Divisor by(floored_scale(top, codes.rule, codes.scale_ub, nullptr), top, false);
             widen(v, y[0], BF16);
@@ -149,8 +150,9 @@ struct Quantised {
             for (int g = 0; g < G; ++g)
                 if (first + g * SPAN < width) tops[g] = largest_pair<false>(y[g].a);
             GroupScales<D> found;
-            found.template join<false>(tops, min_of(1 << group_shift, lanes),
-                                       [&](unsigned top) { return floored_scale(top, codes.rule, codes.scale_ub, nullptr); });
+            found.template join<false>(tops, min_of(1 << group_shift, lanes), [&](unsigned top) {
+                return floored_scale(top, codes.rule, codes.scale_ub, nullptr);
+            });
             int within = first & ((8 << group_shift) - 1), begin = first - within + found.own * SPAN;
             if (within < 8 * D && begin < width)
                 codes.scales[row * row_step + (begin >> (3 + group_shift)) * group_step] = found.scale;
@@ -408,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAM
 }
 
 // Groups of at least GROUP_DEPTH lanes, "vt".
-extern "C" __global__ void __launch_bounds__(256) silu_group_bf16_deep(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+extern "C" __global__ void __launch_bounds__(64) silu_group_bf16_deep(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
     unsigned per_row = (unsigned)width >> 3, tops[GROUP_DEPTH];
     const Halves<GROUP_DEPTH> raw(x, BF16, rows, per_row, (unsigned)magic, (int)magic_shift);
     Raw<8> made[GROUP_DEPTH];

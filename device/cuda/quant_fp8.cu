@@ -230,7 +230,8 @@ struct GroupCodes {
 // one row of vectors. magic: of the groups of a row.
 VT_FN void put_scale(const GroupCodes& codes, i64 width, unsigned vector, float scale, VECTOR_PARAMETERS) {
     unsigned group = vector >> lane_shift, row = whole_quotient(group, (unsigned)magic, (int)magic_shift);
-    codes.scales[row * codes.row_step + (group - row * (unsigned)(width >> (lane_shift + 3))) * codes.group_step] = scale;
+    unsigned per_row = (unsigned)(width >> (lane_shift + 3));
+    codes.scales[row * codes.row_step + (group - row * per_row) * codes.group_step] = scale;
 }
 
 template <bool BRAIN>
