@@ -4,8 +4,8 @@
 // 1. attention_decode: a block a row, key head and up to 4 of its query heads, which share every load of K and V; a warp
 //    a chunk of keys. What crosses shared memory's one 128-byte port decides: q stands in registers, 8 lanes a key,
 //    and the parts of 32 scores at a time change lanes in three steps, until a lane has all of one; for p . v a lane has
-//    dims of its own and all heads. K and V come through a ring of each warp's own by cp.async, which runs on from K to V and into
-//    the next chunk, and no barrier of the block interrupts it.
+//    dims of its own and all heads. K and V come through a ring of each warp's own by cp.async, which runs on from K to
+//    V and into the next chunk, and no barrier of the block interrupts it.
 // 2. Each warp leaves (m, l, o) of its chunk in shared memory, and the block merges them in sequence, a chunk a warp.
 // 3. Few rows: the chunks of a row are spread over several blocks, whose (m, l, o) go to memory, and attention_join
 //    merges them. The merge is the one of step 2, so the bytes are too.
@@ -24,7 +24,12 @@ struct Item {
     bool absent;  // no row of this kernel's
 };
 
+// Batches of one row each are tried first: all that must be read of one is asked for at once.
 VT_FN Item find_item(const Attention& a, int item, bool by_request) {
+    if (a.starts != nullptr && item < a.requests) {
+        Request request = a.request(item);
+        if (request.start == item && request.count == 1) return {item, item, a.sees(request, 0), false};
+    }
     int r = by_request ? item : a.request_of(item);
     Request request = a.request(r);
     int row = by_request ? request.start : item;

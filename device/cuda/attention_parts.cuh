@@ -76,11 +76,9 @@ struct Attention {
         return {r, start, starts[r + 1] - start, seq_lens[r], causal_of ? causal_of[r] != 0 : causal};
     }
 
-    // Row `row` of `rows` belongs to the last request that starts at or before it; batches of one row each are looked
-    // up in one step.
+    // The last request that starts at or before the row.
     VT_MEMBER int request_of(int row) const {
         if (starts == nullptr) return 0;
-        if (row < requests && starts[row] <= row && row < starts[row + 1]) return row;
         int low = 0, high = requests;
         while (low < high) {
             int middle = (low + high + 1) >> 1;
