@@ -2,11 +2,10 @@
 #pragma once
 #include "storage.cuh"
 
-// What a float32 becomes, in integers; a NaN 0x7f.
+// What a float32 that is no NaN becomes, in integers.
 VT_FN unsigned e4m3_by_hand(float x) {
     unsigned sign = (unsigned)vt_bits(x) >> 24 & 0x80u;
     float size = vt_abs(x);
-    if (size != size) return 0x7fu;
     if (size >= 448.0f) return sign | 0x7eu;
     if (size < 0.015625f) {  // below the least normal number codes count 2^-9: 1.5 * 2^23 + n has n in its last bits
         return sign | ((unsigned)vt_bits(size * 512.0f + 12582912.0f) & 0xfu);
@@ -23,7 +22,7 @@ VT_FN unsigned e4m3_pair(float lo, float hi) {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(hi), "f"(lo));
     return pair;
 #else
-    return e4m3_by_hand(lo) | e4m3_by_hand(hi) << 8;
+    return (lo != lo ? 0x7fu : e4m3_by_hand(lo)) | (hi != hi ? 0x7fu : e4m3_by_hand(hi)) << 8;
 #endif
 }
 
@@ -48,5 +47,10 @@ VT_FN void store_e4m3(unsigned char* out, i64 at, const float (&x)[8], unsigned 
 }
 
 VT_FN void store_e4m3(unsigned char* out, i64 at, const float (&x)[1], unsigned nan) {
-    out[at] = (unsigned char)(x[0] != x[0] ? nan : e4m3_pair(x[0], 0.0f) & 0xffu);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    unsigned code = e4m3_pair(x[0], 0.0f) & 0xffu;
+#else
+    unsigned code = e4m3_by_hand(x[0]);
+#endif
+    out[at] = (unsigned char)(x[0] != x[0] ? nan : code);
 }

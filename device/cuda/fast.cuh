@@ -40,14 +40,15 @@ template <bool SILU> VT_FN float exact_product(float g, float u, int act_kind) {
 template <int V, class E>
 VT_FN void decide(float (&out)[V], unsigned some, const float (&g)[V], const float (&u)[V], E&& exact) {
     for (; some; some &= some - 1) {
+        unsigned first = some & (0u - some);
         float gate = g[0], up = u[0];
 #pragma unroll
         for (int j = 1; j < V; ++j)
-            if (some << (31 - j) == 0x80000000u) gate = g[j], up = u[j];
+            if (first == 1u << j) gate = g[j], up = u[j];
         float y = exact(gate, up);
 #pragma unroll
         for (int j = 0; j < V; ++j)
-            if (some << (31 - j) == 0x80000000u) out[j] = y;
+            if (first == 1u << j) out[j] = y;
     }
 }
 
