@@ -58,7 +58,7 @@ class Cuda:
     def __init__(self, provider: str = PROVIDER):
         import cupy
 
-        self.cupy, self.provider = cupy, provider
+        self.cupy, self.provider, self.runtime = cupy, provider, runtime.current()
 
     def send(self, value):
         return self.cupy.asarray(value) if isinstance(value, np.ndarray) else value
