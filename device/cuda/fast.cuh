@@ -44,11 +44,11 @@ VT_FN void decide(float (&out)[V], unsigned some, const float (&g)[V], const flo
         float gate = g[0], up = u[0];
 #pragma unroll
         for (int j = 1; j < V; ++j)
-            if (first >> j & 1u) gate = g[j], up = u[j];
+            if (first == 1u << j) gate = g[j], up = u[j];
         float y = exact(gate, up);
 #pragma unroll
         for (int j = 0; j < V; ++j)
-            if (first >> j & 1u) out[j] = y;
+            if (first == 1u << j) out[j] = y;
     }
 }
 
