@@ -16,6 +16,7 @@ from vtlab.ops.numerics.threads import cores
 
 from .compiler import compile_family
 from .source import FLAGS, families, source_digest
+from .spills import spilling
 
 
 def cache_folder() -> Path:
@@ -34,8 +35,8 @@ class Build:
 
     @property
     def spilling(self) -> list[str]:
-        """Kernels that spill registers: a failure of the build."""
-        return [name for name, usage in self.entry["kernels"].items() if usage["spills"]]
+        """Kernels that spill registers and do not declare it: a failure of the build."""
+        return spilling(self.entry["target"], self.entry["kernels"])
 
 
 class Store:

@@ -64,7 +64,8 @@ EDGES: dict[str, list[dict]] = {
     ],
     "l2norm": [
         *({"...": (5,), "D": D, "x": "bfloat16", "out_dtype": "float32"} for D in _NORM_WIDTHS),
-        {"...": (70, 3), "D": 128, "x": "float16"}, {"...": (5,), "D": 304, "x": "bfloat16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+        {"...": (70, 3), "D": 128, "x": "float16"}, {"...": (5,), "D": 304, "x": "bfloat16"},
+        {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
     ],
     "silu_and_mul": [
         *({"...": (3,), "D": D, "x": kind, "rounding": rounding}

@@ -9,11 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from vtlab.device.arch import serving
 from vtlab.device.build import Store, write_atomically
 from vtlab.device.source import families, source_digest
+from vtlab.device.spills import spilling
 from vtlab.ops.table import lookup
 
 from .device_cases import DeviceCase, device_ops
@@ -135,20 +137,20 @@ def verified(op: str, record: Mapping, family: str | None = None) -> bool:
     return all(entry["sanitizer"].get(tool) == "0 errors" for tool in TOOLS)
 
 
-def built(op: str, made: Mapping[str, Mapping], family: str | None = None) -> bool:
-    """Whether the present source of an op or recipe compiled for a target without spilling."""
+def built(target: str, op: str, made: Mapping[str, Mapping], family: str | None = None) -> bool:
+    """Whether the present source of an op or recipe compiled for a target with no spill but declared ones."""
     family = family or lookup(op).contract.family
     entry = made.get(family)
     if entry is None or entry["digest"] != source_digest(family):
         return False
-    return not any(usage["spills"] for usage in entry["kernels"].values())
+    return not spilling(target, entry["kernels"])
 
 
 def device_states(ops: tuple[str, ...], chains: tuple[str, ...] = ()) -> dict[str, str]:
     """GPU name -> "verified" and target -> "built", where that is true of all ops and recipes; "partial" of some."""
     with_kernel = set(device_ops())
     checks = [(gpu, "verified", verified, record) for gpu, record in gpu_records().items()]
-    checks += [(target, "built", built, made) for target, made in built_record().items()]
+    checks += [(target, "built", partial(built, target), made) for target, made in built_record().items()]
     states = {}
     for name, word, holds, record in checks:
         found = [op in with_kernel and holds(op, record) for op in ops]

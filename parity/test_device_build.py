@@ -11,6 +11,7 @@ import pytest
 from vtlab.device import DeviceError, compiler, loader, source
 from vtlab.device.arch import PTX, lookup, serving
 from vtlab.device.build import Store, build_all, cache_folder
+from vtlab.device.spills import DECLARED, spilling
 from vtlab.ops.errors import ContractError
 
 from .device_cases import device_ops
@@ -32,7 +33,7 @@ def test_every_kernel_compiles_without_spilling():
     """For one architecture, which takes a minute or so while the cache is cold; ``vtlab build`` does all."""
     builds = build_all(["sm_90a"], Store())
     assert [build.entry["family"] for build in builds] == list(source.families())
-    assert {name: usage for build in builds for name, usage in build.entry["kernels"].items() if usage["spills"]} == {}
+    assert [name for build in builds for name in build.spilling] == []
     assert all(build.entry["kernels"] and build.image.startswith(b"\x7fELF") for build in builds)
 
 
@@ -113,6 +114,14 @@ def test_the_command_writes_a_manifest(tmp_path):
     assert set(listing["sm_89"]["splits"]["kernels"]) == {"split_2", "split_4", "split_16"}
     refused = subprocess.run([*command[:4], "--arch", "sm_1"], capture_output=True, text=True)
     assert refused.returncode == 1 and "one of sm_80" in refused.stderr
+
+
+def test_declared_spills_are_bounded_and_of_kernels_that_exist():
+    for (target, kernel), (most, why) in DECLARED.items():
+        assert why and spilling(target, {kernel: {"spills": most}}) == []
+        assert spilling(target, {kernel: {"spills": most + 1}}) == [kernel]
+        assert spilling("sm_90a", {kernel: {"spills": 1}}) == [kernel]
+        assert any(kernel in entry["kernels"] for entry in built_record()[target].values())
 
 
 def test_a_spill_fails_the_build(monkeypatch, tmp_path):
