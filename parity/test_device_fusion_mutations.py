@@ -26,7 +26,7 @@ HEADERS = {
     "half up": ("rms_norm_quant_fp8", "0x7ffffu + (bits >> 20 & 1u)", "0x80000u"),
     "subnormal codes halved": ("rms_norm_quant_fp8", "size * 512.0f", "size * 256.0f"),
     "no saturation": ("rms_norm_quant_fp8", "size >= 448.0f", "size >= 1e30f"),
-    "a NaN like any other": ("rms_norm_quant_fp8", "(hi != hi ? nan : high)", "high"),
+    "a NaN like any other": ("rms_norm_quant_fp8", "(hi != hi ? 0x7fu : e4m3_by_hand(hi))", "e4m3_by_hand(hi)"),
     "no sign": ("rms_norm_quant_fp8", ">> 24 & 0x80u", ">> 24 & 0x00u"),
 }  # fmt: skip
 """Name -> (recipe, text in a header, replacement)."""

@@ -72,7 +72,7 @@ WRONGS = {
     int head"""),
         "every block's first page row": ("(slot - b * size) * row", "0 * row"),
         "the key's head for the value": ("+ head * values.head + within] = v", "+ head * values.head] = v"),
-        "padding tokens are stored": ("at.row >= tokens ||", "at.row > tokens ||"),
+        "the last token is lost": ("at.row >= tokens ||", "at.row + 1 >= tokens ||"),
         "values by rows": ("column[j * page_size]", "column[j]"),
         "packs of the first head": ("at = (block * packs + pack) * page_size", "at = block * packs * page_size"),
     },
