@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from vtlab.ops import dtypes
 from vtlab.ops.errors import ContractError
 
 from .runtime import Runtime, current
@@ -15,6 +16,7 @@ from .runtime import Runtime, current
 PROVIDER = "cuda-c++"
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Storage dtypes as the kernels number them (storage.cuh)."""
+_BY_DTYPE = {dtypes.dtype(name): number for name, number in KINDS.items()}
 
 VECTOR = 8
 _MOST_BLOCKS = 2**31 - 1
@@ -24,7 +26,7 @@ _SMALL = 1 << 15  # threads, a few for each scheduler of a large GPU
 
 def kind(array_or_dtype) -> int:
     """The kernels' number of a storage dtype."""
-    return KINDS[np.dtype(getattr(array_or_dtype, "dtype", array_or_dtype)).name]
+    return _BY_DTYPE[np.dtype(getattr(array_or_dtype, "dtype", array_or_dtype))]
 
 
 def results(op: str, out: object, inputs: Iterable, *forms: tuple[tuple[int, ...], object]) -> tuple:
@@ -68,6 +70,8 @@ def _span(runtime: Runtime, array) -> tuple[int, int]:
     if not array.size:
         return 0, 0
     begin = runtime.pointer(array)
+    if array.flags.c_contiguous:
+        return begin, begin + array.nbytes
     return begin, begin + array.dtype.itemsize + sum((n - 1) * s for n, s in zip(array.shape, array.strides))
 
 
