@@ -42,9 +42,11 @@ def _table(title: str, *headings: tuple[str, str]) -> Table:
 
 
 def matrix_table(states, width: int) -> Table:
-    """The kernel matrix: a line a row; mutations and what a row is about only where the terminal has room."""
-    headings = [("row", "left"), ("ops", "right"), ("oracle", "left"), ("checks", "right"), ("goldens", "left")]
-    headings += [("device", "left")] + [("mutations", "right"), ("what it is", "left")] * (width >= 120)
+    """The kernel matrix: a line a row; checks, mutations and what a row is about only where the terminal has room."""
+    headings = [("row", "left"), ("ops", "right"), ("oracle", "left"), ("goldens", "left"), ("device", "left")]
+    headings += [("checks", "right")] * (width >= 90) + [("mutations", "right"), ("what it is", "left")] * (
+        width >= 120
+    )
     table = _table("Kernel matrix", *headings)
     for state in states:
         promised = len(state.row.promised)
@@ -52,8 +54,8 @@ def matrix_table(states, width: int) -> Table:
         goldens = " ".join(f"{count} {build}" for build, count in sorted(state.goldens.items()))
         device = _device(state.device, width)
         cells = [
-            state.row.id.removeprefix("KERNEL-"), ops, styled(state.oracle), str(state.checks or ""),
-            goldens or styled("absent"), device or styled("absent"), str(state.mutations or ""), state.row.title,
+            state.row.id.removeprefix("KERNEL-"), ops, styled(state.oracle), goldens or styled("absent"),
+            device or styled("absent"), str(state.checks or ""), str(state.mutations or ""), state.row.title,
         ]  # fmt: skip
         table.add_row(*cells[: len(headings)])
     return table
