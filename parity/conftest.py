@@ -30,6 +30,19 @@ def pytest_sessionfinish(session):
         update(passed, [*cases(device_ops()), *chain_cases()], verdicts, chosen=session.config.getoption("--family"))
 
 
+@pytest.fixture(scope="module")
+def device(request):
+    """Where kernels run: on the GPU with ``--device cuda``, on the emulated one otherwise."""
+    from .device_run import Cuda, Emulated  # the very classes that the tests import
+    from .emulation import compiler
+
+    if request.config.getoption("--device") == "cuda":
+        return Cuda()
+    if compiler() is None:
+        pytest.skip("emulation needs a C++ compiler")
+    return Emulated()
+
+
 @pytest.fixture
 def record_case(request):
     """Notes that a device case passed; a GPU run writes the notes into its record."""

@@ -16,18 +16,9 @@ from vtlab.device.scratch import Scratch
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
-from .device_run import Cuda, Emulated
-from .emulation import EmulatedRuntime, compiler
+from .device_run import Emulated
+from .emulation import EmulatedRuntime
 from .scalar import draw
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
 
 
 @pytest.fixture

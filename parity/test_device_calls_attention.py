@@ -11,20 +11,10 @@ from vtlab.ops.errors import ContractError
 
 from .attention_loops import LAYOUTS, paged, request
 from .compare import assert_bytes
-from .device_run import Cuda, Emulated
-from .emulation import compiler
+from .device_run import Emulated
 from .scalar import draw
 
 OPTIONS = {"scale": 0.2, "return_lse": True}
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
 
 
 def sent(device, call: dict) -> dict:

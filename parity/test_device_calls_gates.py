@@ -10,18 +10,7 @@ from vtlab import oracle
 from vtlab.device import gates
 
 from .compare import assert_bytes
-from .device_run import Cuda, Emulated
-from .emulation import compiler
 from .scalar import draw
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
 
 
 @pytest.mark.parametrize("depth, small", [(1, True), (2, False), (3, True), (4, True), (4, False)])

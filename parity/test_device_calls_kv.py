@@ -11,19 +11,9 @@ from vtlab.device.units import grid_of, heads_of, merged
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
-from .device_run import Cuda, Emulated
+from .device_run import Emulated
 from .emulation import compiler
 from .test_kv_cache import bits, slots
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
-
 
 ALLOCATED = {
     "halves": lambda NB, BS, H, D: (NB, 2, BS, H, D), "nhd": lambda NB, BS, H, D: (NB, BS, H, 2 * D),

@@ -11,18 +11,8 @@ from vtlab.device.scratch import Scratch
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
-from .device_run import Cuda, Emulated
-from .emulation import EmulatedRuntime, compiler
+from .emulation import EmulatedRuntime
 from .scalar import draw
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
 
 
 @pytest.mark.parametrize("shift, gap", [(0, 0), (8, 8), (1, 7), (4, 0)])

@@ -12,22 +12,12 @@ from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics import fma_f32
 
 from .compare import assert_bytes
-from .device_run import Cuda, Emulated, tupled
-from .emulation import compiler
+from .device_run import Emulated, tupled
 from .scalar import draw
 from .test_quant_fp8 import near_ties
 
 F32 = np.float32
 SCALE = F32([0.0321])
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
 
 
 def compare(device, op, arguments, host=None):

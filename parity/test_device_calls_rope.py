@@ -11,20 +11,11 @@ from vtlab.device.rope_posts import posts
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
-from .device_run import Cuda, Emulated, tupled
+from .device_run import Emulated, tupled
 from .emulated_arrays import RecordingRuntime
 from .emulation import EmulatedRuntime, compiler
 from .rope_loops import table
 from .scalar import draw
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
 
 
 def past_the_door(device, function, **arguments):

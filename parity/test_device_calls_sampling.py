@@ -12,21 +12,12 @@ from vtlab.ops.errors import ContractError
 from vtlab.ops.table import lookup
 
 from .compare import assert_bytes
-from .device_run import Cuda, Emulated, assert_equal, tupled
+from .device_run import Emulated, assert_equal, tupled
 from .emulation import compiler
 from .scalar import draw
 
 F32, I32 = np.float32, np.int32
 TIERS = {"gather_logprobs": sampling, "gumbel_sample": draws}
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
 
 
 def past_the_door(device, op, arguments):

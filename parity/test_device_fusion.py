@@ -22,15 +22,6 @@ CASES = list(chain_cases())
 BF16 = ("bfloat16",)
 
 
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
-
-
 def sent(device, recipe, dtypes, rows=3, width=128, **axes):
     host = operands_of(recipe, dtypes, {"H": width, **axes}, (rows,))
     return host, {name: device.send(value) for name, value in host.items()}

@@ -8,20 +8,11 @@ from vtlab.device.source import families
 
 from .chain_cases import generated_chains
 from .device_cases import EDGES, cases, device_ops
-from .device_run import Cuda, Emulated, check_case
+from .device_run import Emulated, check_case
 from .emulation import compiler, kernels
 
 OPS = device_ops()
 CASES = list(cases(OPS))
-
-
-@pytest.fixture(scope="module")
-def device(request):
-    if request.config.getoption("--device") == "cuda":
-        return Cuda()
-    if compiler() is None:
-        pytest.skip("emulation needs a C++ compiler")
-    return Emulated()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
