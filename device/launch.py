@@ -136,4 +136,5 @@ def map_rows(
     down = block // across if rows > 1 else 1
     chunks = -(-groups // across)
     suffix = "_v8" if wide else "_v1"
-    start(op, family, kernel + suffix, -(-rows // down) * chunks, (across, down), [rows, width, chunks, *args])
+    split = chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
+    start(op, family, kernel + suffix, -(-rows // down) * chunks, (across, down), [rows, width, split, *args])

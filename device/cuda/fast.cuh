@@ -44,11 +44,11 @@ VT_FN void decide(float (&out)[V], unsigned some, const float (&g)[V], const flo
         float gate = g[0], up = u[0];
 #pragma unroll
         for (int j = 1; j < V; ++j)
-            if (first == 1u << j) gate = g[j], up = u[j];
+            if (first >> j & 1u) gate = g[j], up = u[j];
         float y = exact(gate, up);
 #pragma unroll
         for (int j = 0; j < V; ++j)
-            if (first == 1u << j) out[j] = y;
+            if (first >> j & 1u) out[j] = y;
     }
 }
 
@@ -91,9 +91,9 @@ VT_FN float exact_gelu_product(float g, float u, int act_kind) {
 }
 
 // GELU (tanh form) * u, as gate_products. With the same argument a = gelu_argument(g) as MIRROR, its (1 + tanh a) / 2 is
-// here s = 1 / (1 + e), e = exp(-2a). In units of 2^-24 relative to the result: e and s make 17 where -a < 2.7, 3 for
+// here s = 1 / (1 + e), e = exp(-2a). In units of 2^-24 relative to the result: e and s make 22 where -a < 3.5, 3 for
 // the products, and MIRROR's tanh and its sum with 1, off by 1.5 absolute, are 0.75 / s = 0.75 (1 + e) off in s. The
-// margin is twice that, and where -a >= 2.7 (there s < 2^-7.8) the polynomial decides.
+// margin is twice that, and where -a >= 3.5 (there s < 2^-10) the polynomial decides.
 template <int V>
 VT_FN void gelu_products(float (&out)[V], const float (&g)[V], const float (&u)[V], int act_kind, int kind) {
     if (kind != BF16 || act_kind == F16) {
@@ -102,15 +102,16 @@ VT_FN void gelu_products(float (&out)[V], const float (&g)[V], const float (&u)[
         return;
     }
     bool rounded = act_kind == BF16;
+    unsigned left = 0;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
         float a = gelu_argument(g[j]);
         float e = fast_exp2(a * -2.885390f);
         float act = g[j] * fast_reciprocal(1.0f + e);
-        float y = (rounded ? through(act, BF16) : act) * u[j];
-        unsigned margin = 40u + (unsigned)(2.0f * fminf(e, 1000.0f));
-        unsigned off = (unsigned)(vt_bits(rounded ? act : y) + 0x8000 + (int)margin) & 0xffffu;
-        bool near = off <= 2 * margin;
-        out[j] = near || !(a > -2.7f && a < FAST_LIMIT) ? exact_gelu_product(g[j], u[j], act_kind) : y;
+        out[j] = (rounded ? through(act, BF16) : act) * u[j];
+        unsigned margin = 52u + (unsigned)(2.0f * fminf(e, 2000.0f));
+        unsigned off = (unsigned)(vt_bits(rounded ? act : out[j]) + 0x8000 + (int)margin) & 0xffffu;
+        if (off <= 2 * margin || !(a > -3.5f && a < FAST_LIMIT)) left |= 1u << j;
     }
+    decide(out, left, g, u, [&](float gate, float up) { return exact_gelu_product(gate, up, act_kind); });
 }

@@ -8,12 +8,14 @@ struct Place {
     bool inside;
 };
 
-// The thread's `number`-th group of `depth`; neighbouring threads have neighbouring groups.
+// The thread's `number`-th group of `depth`; neighbouring threads have neighbouring groups. `chunks` blocks lie across
+// a row; its upper half is (2^32 - 1) / chunks, for the quotient: a division would take longer than small work.
 template <int V> VT_FN Place place(i64 rows, i64 width, i64 chunks, int depth = 1, int number = 0) {
-    unsigned down = blockIdx.x, chunk = 0, across = (unsigned)chunks;  // of 32 bits: a division of 64 takes 100 ns
+    unsigned down = blockIdx.x, chunk = 0, across = (unsigned)chunks;
     if (across > 1) {
-        chunk = down % across;
-        down /= across;
+        down = (unsigned)((unsigned long long)blockIdx.x * (unsigned)(chunks >> 32) >> 32);  // right, or one too few
+        if (blockIdx.x - down * across >= across) ++down;
+        chunk = blockIdx.x - down * across;
     }
     i64 row = (i64)down * blockDim.y + threadIdx.y;
     i64 column = (((i64)chunk * depth + number) * blockDim.x + threadIdx.x) * V;
