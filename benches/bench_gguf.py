@@ -8,8 +8,8 @@ import pytest
 import gguf
 from gguf import quants
 from vtlab.gguf.dequant import TYPES, dequantize, dequantize_rows
-from vtlab.gguf.layout import LAYOUTS
 from vtlab.gguf.reader import BlockTensor, read_gguf
+from vtlab.ops.blocks import LAYOUTS
 
 ROWS, COLUMNS = 1024, 4096
 PEER_DECODES = [name for name in TYPES if name not in ("F32", "Q8_K")]  # F32 is a view in both

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
+from vtlab.ops.blocks import LAYOUT_BY_ID, LAYOUTS, BlockLayout
 from vtlab.ops.errors import ContractError
 
 from . import dequant_iq, dequant_k, dequant_legacy
-from .layout import LAYOUT_BY_ID, LAYOUTS, BlockLayout
 from .reader import BlockTensor
 
 _DECODERS = dequant_legacy.DECODERS | dequant_k.DECODERS | dequant_iq.DECODERS

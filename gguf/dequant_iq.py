@@ -2,7 +2,7 @@
 
 Every decoder takes blocks [n] of its type's structured dtype and fills out float32 [n, 256]. A u32 `a` serves 32
 values: bits 28-31 are the scale s, and four 7-bit numbers index eight signs each, of which the eighth makes the
-number of negative ones even. The grids are ggml's; they come from the `gguf` package.
+number of negative ones even.
 """
 
 from __future__ import annotations
@@ -11,28 +11,17 @@ from functools import cache
 
 import numpy as np
 
+from vtlab.ops.block_grids import grid, signs
+
 from .dequant_legacy import column
 
 _SIGN_SHIFTS = np.array([0, 7, 14, 21], np.uint32)
 
 
 @cache
-def grid(name: str) -> np.ndarray:
-    """Magnitudes int8 [256, values of a vector] of `name`, "IQ2_XXS" or "IQ3_XXS"."""
-    from gguf import quants
-
-    source = getattr(quants, name)
-    source.init_grid()
-    return source.grid.reshape(source.grid_shape).astype(np.int8)
-
-
-@cache
 def _negative() -> np.ndarray:
     """Byte masks uint64 [128]: byte j is 0xFF where value j of the vector is negative."""
-    index = np.arange(128, dtype=np.uint8)
-    signs = np.unpackbits(index[:, None], axis=1, bitorder="little")
-    signs[:, 7] = signs[:, :7].sum(axis=1) & 1
-    return (signs * np.uint8(255)).view(np.uint64)[:, 0]
+    return (signs() >> 7).view(np.uint64)[:, 0]
 
 
 def _signed(magnitudes: np.ndarray, a: np.ndarray) -> np.ndarray:

@@ -7,9 +7,10 @@ import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtlab.ops.blocks import LAYOUT_BY_ID, BlockLayout
+
 from . import limits
 from .cursor import Cursor, shown
-from .layout import LAYOUT_BY_ID, BlockLayout
 from .metadata import STRING, UINT32, read_value
 
 MAGIC = 0x46554747  # "GGUF"

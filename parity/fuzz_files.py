@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from vtlab.gguf.dequant import TYPES, dequantize
-from vtlab.gguf.layout import LAYOUTS
+from vtlab.ops.blocks import LAYOUTS
 from vtlab.gguf.reader import read_gguf
 from vtlab.models.safetensors import DTYPES, read_safetensors
 from vtlab.ops.errors import FormatError

@@ -15,10 +15,10 @@ import gguf
 from gguf import quants
 from vtlab.gguf import dequant
 from vtlab.gguf.dequant import TYPES, dequantize, dequantize_rows
-from vtlab.gguf.dequant_iq import grid
-from vtlab.gguf.layout import LAYOUTS
 from vtlab.gguf.reader import BlockTensor, read_gguf
 from vtlab.models.demo import demo_installed, demo_path
+from vtlab.ops.block_grids import grid
+from vtlab.ops.blocks import LAYOUTS
 from vtlab.ops.errors import ContractError
 from vtlab.parity.compare import assert_bytes
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .errors import ContractError
+
 
 @dataclass(frozen=True)
 class BlockLayout:
@@ -80,3 +82,44 @@ _TABLE = [
 
 LAYOUTS: dict[str, BlockLayout] = {row[0]: BlockLayout(*row) for row in _TABLE}
 LAYOUT_BY_ID: dict[int, BlockLayout] = {layout.id: layout for layout in LAYOUTS.values()}
+
+_ACTIVATIONS = {
+    "Q4_0": "Q8_0", "Q5_0": "Q8_0", "Q8_0": "Q8_0", "Q4_1": "Q8_1", "Q5_1": "Q8_1", "Q2_K": "Q8_K", "Q3_K": "Q8_K",
+    "Q4_K": "Q8_K", "Q5_K": "Q8_K", "Q6_K": "Q8_K", "IQ2_XXS": "Q8_K", "IQ3_XXS": "Q8_K",
+}  # fmt: skip
+WEIGHT_TYPES = tuple(_ACTIVATIONS)
+"""Types whose weights are multiplied as blocks."""
+
+
+@dataclass(frozen=True)
+class QuantTraits:
+    """What a product needs to know of a block type.
+
+    Attributes
+    ----------
+    elements, nbytes : values and bytes of a block.
+    activation : the type that the other factor is quantised to; None where there is no product of blocks.
+    has_vec_dot : whether there is one.
+    """
+
+    elements: int
+    nbytes: int
+    activation: str | None
+    has_vec_dot: bool
+
+
+def quant_traits(quant_type: str) -> QuantTraits:
+    """Block size, bytes and partner of a block type; ContractError for a name that is none."""
+    layout = LAYOUTS.get(quant_type)
+    if layout is None or layout.elements == 1:
+        raise ContractError("quant_traits", "quant_type", repr(quant_type), "a type of ggml's blocks, such as Q4_K")
+    partner = _ACTIVATIONS.get(quant_type)
+    return QuantTraits(layout.elements, layout.nbytes, partner, partner is not None)
+
+
+def row_size_bytes(quant_type: str, length: int) -> int:
+    """Bytes of a row of `length` values; ContractError unless they are whole blocks."""
+    traits = quant_traits(quant_type)
+    if length < 0 or length % traits.elements:
+        raise ContractError("row_size_bytes", "length", length, f"a multiple of {traits.elements} for {quant_type}")
+    return length // traits.elements * traits.nbytes
