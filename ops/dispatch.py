@@ -38,3 +38,5 @@ def bring_in(device: str) -> None:
     """Import the tier that registers the device's providers, at the first array that lives there."""
     if device == "cuda":
         importlib.import_module("vtlab.device").attach()
+    elif device == "cpu":
+        importlib.import_module("vtlab.device.cpu")

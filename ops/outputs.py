@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -33,12 +33,16 @@ def write_out(op: str, out: object, results: object) -> object:
     """Copy results into `out`, all or nothing: every shape and dtype is compared before the first byte is written."""
     targets = out if isinstance(out, tuple) else (out,)
     sources = results if isinstance(results, tuple) else (results,)
-    if len(targets) != len(sources):
-        raise ContractError(op, "out", f"{len(targets)} arrays", f"{len(sources)}")
-    for target, source in zip(targets, sources):
-        if target.shape != source.shape or target.dtype != source.dtype:
-            got, want = f"{target.dtype} {target.shape}", f"{source.dtype} {source.shape}"
-            raise ContractError(op, "out", got, want)
+    check_form(op, targets, [(source.shape, source.dtype) for source in sources])
     for target, source in zip(targets, sources):
         target[...] = source
     return out
+
+
+def check_form(op: str, targets: tuple, forms: Sequence[tuple[tuple[int, ...], object]]) -> None:
+    """Refuse targets that are not one array for each (shape, dtype) of `forms`."""
+    if len(targets) != len(forms):
+        raise ContractError(op, "out", f"{len(targets)} arrays", f"{len(forms)}")
+    for target, (shape, dtype) in zip(targets, forms):
+        if target.shape != shape or target.dtype != dtype:
+            raise ContractError(op, "out", f"{target.dtype} {target.shape}", f"{np.dtype(dtype)} {shape}")

@@ -1,0 +1,10 @@
+"""The CPU tier: Numba kernels whose bytes are the mirror's. Importing it registers a provider of each op that has one.
+
+Numba is imported at the first call of such an op; what was compiled is kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+from . import norm
+
+__all__ = ["norm"]

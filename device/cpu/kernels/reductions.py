@@ -1,0 +1,77 @@
+"""Sums of a row in the order of a block of 256 threads: eight neighbours each, trees in and across warps."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core.extending import intrinsic
+from numba.core.typing.templates import signature
+
+from ..compiling import device
+from .lanes import F32, LANES, V, float32x16, zeros
+from .memory import Address, get_f32, load_f32, put, read, set_at, write
+
+SLOTS = 256 + 128  # float32: the partial sums of 256 threads, and what they add in one step
+
+
+def _halved(vectors):
+    """Even and odd elements of a run of vectors: (evens, odds), each half as many."""
+    pairs = [(vectors[i], vectors[i + 1]) for i in range(0, len(vectors), 2)]
+    return [[a.shuffled(b, range(part, 32, 2)) for a, b in pairs] for part in (0, 1)]
+
+
+@intrinsic
+def add_step(typing, partial, values):
+    """partial[t] += v[8 t], v[8 t + 1] ... v[8 t + 7], one after the other, for 16 threads t; v: 128 float32."""
+
+    def generate(context, builder, sig, args):
+        partial, values = args
+        v = [V(builder, read(builder, values, ir.Constant(ir.IntType(64), 16 * i), None, F32)) for i in range(8)]
+        runs = [v]
+        for _ in range(3):
+            runs = [half for run in runs for half in _halved(run)]
+        order = [runs[int(f"{k:03b}"[::-1], 2)][0] for k in range(8)]
+        total = V(builder, read(builder, partial, ir.Constant(ir.IntType(64), 0), None, F32))
+        for part in order:
+            total = total + part
+        write(builder, total.value, partial, ir.Constant(ir.IntType(64), 0), None)
+        return context.get_dummy_value()
+
+    return signature(types.void, Address, Address), generate
+
+
+def _folded(x: V) -> V:
+    """Lane 0 of a tree over 16 lanes."""
+    for span in (8, 4, 2, 1):
+        x = x + x.shuffled(x, [(i + span) % LANES for i in range(LANES)])
+    return x
+
+
+@intrinsic
+def fold(typing, x):
+    """x0 ... x15 summed as a tree: lanes 8 apart, then 4, 2 and 1."""
+
+    def generate(context, builder, sig, args):
+        return _folded(V(builder, args[0])).lane(0)
+
+    return signature(types.float32, float32x16), generate
+
+
+@device
+def cleared(partials):
+    """256 partial sums of +0."""
+    for i in range(0, 256, LANES):
+        put(zeros(), partials, i)
+
+
+@device
+def joined(partials):
+    """The 256 partial sums as one: a butterfly in each warp of 32, then one over the eight warps."""
+    for warp in range(8):
+        first = load_f32(partials, 32 * warp) + load_f32(partials, 32 * warp + 16)
+        set_at(fold(first), partials, warp)
+    a = get_f32(partials, 0) + get_f32(partials, 4)
+    b = get_f32(partials, 1) + get_f32(partials, 5)
+    c = get_f32(partials, 2) + get_f32(partials, 6)
+    d = get_f32(partials, 3) + get_f32(partials, 7)
+    return (a + c) + (b + d)

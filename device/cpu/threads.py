@@ -1,0 +1,119 @@
+"""Pieces of one kernel's work over the cores of this process; which thread takes which piece changes no byte.
+
+The kernels release the interpreter's lock. `VTLAB_THREADS` sets the number of threads; it is that of the cores which
+the process may use otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+from vtlab.ops.errors import ContractError
+from vtlab.ops.numerics.threads import cores
+
+_PIECES = 4  # for each thread: enough that none waits long for another
+_busy = threading.Lock()
+_workers: list[_Worker] = []
+_count = 0
+
+
+def threads() -> int:
+    """How many threads a call may use."""
+    global _count
+    if not _count:
+        text = os.environ.get("VTLAB_THREADS", "")
+        if text and not (text.isdigit() and int(text)):
+            raise ContractError("", "VTLAB_THREADS", repr(text), "a positive number")
+        _count = int(text or cores())
+    return _count
+
+
+@contextlib.contextmanager
+def using(count: int) -> Iterator[None]:
+    """Run with another number of threads."""
+    global _count
+    before, _count = threads(), count
+    try:
+        yield
+    finally:
+        _count = before
+
+
+class _Worker:
+    """A thread that sleeps until it is handed something to run."""
+
+    def __init__(self):
+        self.start, self.done = threading.Lock(), threading.Lock()
+        self.start.acquire()
+        self.done.acquire()
+        self.job: Callable[[], None] | None = None
+        self.error: BaseException | None = None
+        threading.Thread(target=self._loop, name="vtlab-cpu", daemon=True).start()
+
+    def _loop(self) -> None:
+        while True:
+            self.start.acquire()
+            try:
+                self.job()
+            except BaseException as error:
+                self.error = error
+            self.done.release()
+
+    def wait(self) -> None:
+        self.done.acquire()
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+def split(kernel: Callable, count: int, cost: int, *args, grain: int = 1) -> None:
+    """kernel(begin, end, *args) over items 0 ... count, in pieces of whole `grain`s where `cost` is worth it.
+
+    cost : work of all items, in float32 operations or bytes; below _WORTH_IT one thread takes all.
+    """
+    if count <= 0:
+        return
+    team = threads()
+    if team < 2 or cost < _WORTH_IT or count <= grain or not _busy.acquire(blocking=False):
+        kernel(0, count, *args)
+        return
+    try:
+        step = -(-count // (team * _PIECES * grain)) * grain
+        starts = itertools.count(0, step)
+
+        def job() -> None:
+            for begin in starts:  # shared: a thread that is free takes the next piece
+                if begin >= count:
+                    return
+                kernel(begin, min(begin + step, count), *args)
+
+        others = min(team - 1, -(-count // step) - 1)
+        while len(_workers) < others:
+            _workers.append(_Worker())
+        for worker in _workers[:others]:
+            worker.job = job
+            worker.start.release()
+        try:
+            job()
+        finally:
+            for worker in _workers[:others]:
+                worker.wait()
+    finally:
+        _busy.release()
+
+
+_WORTH_IT = 1 << 16
+
+
+def _forget() -> None:
+    global _busy
+    _workers.clear()  # a child has none of the parent's threads
+    _busy = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
