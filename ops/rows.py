@@ -41,8 +41,11 @@ _PROMISED = {
         "GEMM-FP8": """quant_fp8_static dynamic_scaled_fp8_quant dynamic_per_token_scaled_fp8_quant
             per_token_group_quant_fp8 scaled_fp8_quant_static_group static_scaled_int8_quant dynamic_scaled_int8_quant
             cutlass_scaled_mm scaled_mm_block""",
+        "GEMM-NVFP4-W4A4": "scaled_fp4_quant",
         "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
             cp_gather_cache concat_and_cache_mla gather_mla_cache""",
+        "QUANT-CIQ-IQUANT": """quantize_row_q8_0 quantize_row_q8_1 quantize_row_q8_k vec_dot matmul_bt_quant
+            embedding_quant repack_q8_0x4""",
         "ROPE-QKNORM": """rope_neox rope_cos_sin_cache rope_from_cache rope_build_cache attn_qk_norm_rope_gate
             fused_qk_norm_rope rope_and_cache""",
         "SAMPLING": """apply_temperature greedy_argmax apply_top_k_top_p compute_probs compute_logprobs random_sample
@@ -99,7 +102,7 @@ ROWS: dict[str, Row] = _rows(
     ("MOE-SQRTSOFTPLUS-HASH", "moe_routing", "sqrt-softplus and hash routing"),
     ("MOE-UNQUANTIZED", "moe", "fused experts in bf16"),
     ("QUANT-CIQ-GEMM-CUDA", "ggml", "GGML-block GEMM on CUDA"),
-    ("QUANT-CIQ-IQUANT", "ggml", "GGML block quantisers"),
+    ("QUANT-CIQ-IQUANT", "ggml ggml_matmul", "GGML blocks: quantisers, products, lookups"),
     ("ROPE-QKNORM", "rope rope_fused", "rotary embeddings, caches, QK norm"),
     ("SAMPLING", "sampling draws logits token_masks", "logits processing, truncation, sampling"),
     ("SPEC-DECODE", "spec_decode", "speculative decoding"),

@@ -13,7 +13,10 @@ from .attention import attention, paged_attention
 from .attention_merge import merge_attn_states
 from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
+from .fp4 import scaled_fp4_quant
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
+from .ggml import embedding_quant, quantize_row_q8_0, quantize_row_q8_1, quantize_row_q8_k, repack_q8_0x4
+from .ggml_matmul import matmul_bt_quant, vec_dot
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
 from .kv_latent import concat_and_cache_mla, gather_mla_cache
@@ -71,6 +74,7 @@ __all__ = [
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
     "embedding",
+    "embedding_quant",
     "fused_qk_norm_rope",
     "gather_logprobs",
     "gather_mla_cache",
@@ -84,6 +88,7 @@ __all__ = [
     "layer_norm",
     "matmul",
     "matmul_bt",
+    "matmul_bt_quant",
     "merge_attn_states",
     "moe_silu_mul",
     "mul_col_vec_f32",
@@ -92,8 +97,12 @@ __all__ = [
     "per_token_group_quant_fp8",
     "qkv_split",
     "quant_fp8_static",
+    "quantize_row_q8_0",
+    "quantize_row_q8_1",
+    "quantize_row_q8_k",
     "random_sample",
     "relu",
+    "repack_q8_0x4",
     "reshape_and_cache",
     "reshape_and_cache_xpacked",
     "rms_norm",
@@ -107,6 +116,7 @@ __all__ = [
     "rope_cos_sin_cache",
     "rope_from_cache",
     "rope_neox",
+    "scaled_fp4_quant",
     "shared_expert_gate",
     "sigmoid_gate_bf16",
     "silu_and_mul",
@@ -116,4 +126,5 @@ __all__ = [
     "soft_cap",
     "swap_blocks",
     "swap_blocks_batch",
+    "vec_dot",
 ]  # fmt: skip

@@ -1,0 +1,170 @@
+"""Dot products of blocks in ggml's order: integers within a block are exact, float32 roundings stand between blocks.
+
+Each function takes the integer sums of every pair of blocks and the scales, block after block along the first axis, and
+returns the finished sums. One body serves rows against rows and all against all: what differs is how shapes broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from .ggml_blocks import Parts, blocks_of, take_apart
+
+LANES = 8
+"""Float sums of Q3_K ... Q6_K: element k of a block belongs to lane k % 8."""
+
+
+class Sums(NamedTuple):
+    """What meets in one product, by block: `integers` int64 [blocks, lanes, ...], scales float32 [blocks, ...].
+
+    w_min : what the minimum is scaled by, and a_sum what it meets: Q8_1's stored sum, or an integer sum of codes.
+    """
+
+    integers: np.ndarray
+    w_d: np.ndarray
+    a_d: np.ndarray
+    w_min: np.ndarray | None
+    a_sum: np.ndarray | None
+
+
+class Form(NamedTuple):
+    """How a type's blocks are summed: its function, and the lanes that a block has."""
+
+    add_up: Callable
+    lanes: int = 1
+
+
+def _running(nx, terms, shape) -> np.ndarray:
+    """+0 and the terms, one after the other."""
+    total = np.zeros(shape, nx.dtype)
+    for term in terms:
+        total = nx.add(total, term)
+    return total
+
+
+def _codes_first(nx, s: Sums):
+    """Q4_0: (sumi * dw) * da."""
+    for i, dw, da in zip(s.integers[:, 0], s.w_d, s.a_d):
+        yield nx.mul(nx.mul(nx.load(i), nx.load(dw)), nx.load(da))
+
+
+def _scales_first(nx, s: Sums):
+    """Q5_0, Q8_0 and the i-quants: sumi * (dw * da)."""
+    for i, dw, da in zip(s.integers[:, 0], s.w_d, s.a_d):
+        yield nx.mul(nx.load(i), nx.mul(nx.load(dw), nx.load(da)))
+
+
+def _with_minimum(nx, s: Sums):
+    """Q4_1 and Q5_1: (dw * da) * sumi - (-m) * s, with Q8_1's s; Q2_K: (da * dw) * isum - (da * dmin) * summs."""
+    integer = s.a_sum.dtype.kind == "i"
+    for i, dw, da, dmin, total in zip(s.integers[:, 0], s.w_d, s.a_d, s.w_min, s.a_sum):
+        low = nx.mul(nx.load(da), nx.load(dmin)) if integer else nx.load(dmin)
+        yield nx.sub(nx.mul(nx.mul(nx.load(dw), nx.load(da)), nx.load(i)), nx.mul(low, nx.load(total)))
+
+
+def _blocks(terms: Callable) -> Callable:
+    """One running sum over the blocks."""
+
+    def add_up(nx, s: Sums, shape):
+        return _running(nx, terms(nx, s), shape)
+
+    return add_up
+
+
+def _in_lanes(nx, s: Sums, shape):
+    """Q3_K ... Q6_K: eight running sums of (dw * da) * lane; minimums run by themselves, and the lanes join them."""
+    lanes = np.zeros((LANES, *shape), nx.dtype)
+    low = np.zeros(shape, nx.dtype)
+    for b, i in enumerate(s.integers):
+        lanes = nx.add(lanes, nx.mul(nx.mul(nx.load(s.w_d[b]), nx.load(s.a_d[b])), nx.load(i)))
+        if s.w_min is not None:
+            low = nx.sub(low, nx.mul(nx.mul(nx.load(s.w_min[b]), nx.load(s.a_d[b])), nx.load(s.a_sum[b])))
+    total = low
+    for lane in lanes:
+        total = nx.add(total, lane)
+    return total
+
+
+_LANES = Form(_in_lanes, LANES)
+FORMS = {
+    "Q4_0": Form(_blocks(_codes_first)), "Q5_0": Form(_blocks(_scales_first)), "Q8_0": Form(_blocks(_scales_first)),
+    "Q4_1": Form(_blocks(_with_minimum)), "Q5_1": Form(_blocks(_with_minimum)), "Q2_K": Form(_blocks(_with_minimum)),
+    "Q3_K": _LANES, "Q4_K": _LANES, "Q5_K": _LANES, "Q6_K": _LANES,
+    "IQ2_XXS": Form(_blocks(_scales_first)), "IQ3_XXS": Form(_blocks(_scales_first)),
+}  # fmt: skip
+
+
+class Factor(NamedTuple):
+    """One side of a product: integers float64 [blocks, lanes, rows, elements of a lane], scales by [blocks, rows].
+
+    low : float64 [blocks, rows, sums], the integers that the minimums are summed over: sub-block minimums of a weight,
+    sums of 16 codes of an activation; or Q8_1's stored sums [blocks, rows]. Products of these integers are exact.
+    """
+
+    lanes: np.ndarray
+    d: np.ndarray
+    low: np.ndarray | None
+    dmin: np.ndarray | None = None
+    fold: float = 1.0
+
+
+def _by_lane(q: np.ndarray, lanes: int) -> np.ndarray:
+    rows, blocks, elements = q.shape
+    return np.ascontiguousarray(q.reshape(rows, blocks, elements // lanes, lanes).transpose(1, 3, 0, 2), np.float64)
+
+
+def _by_block(field: np.ndarray | None) -> np.ndarray | None:
+    return None if field is None else np.ascontiguousarray(field.swapaxes(0, 1))
+
+
+def weight(rows: np.ndarray, quant_type: str) -> Factor:
+    """uint8 [N, bytes] of a weight; its sub-block scales are multiplied into the codes."""
+    parts: Parts = take_apart(rows, quant_type)
+    q = parts.q
+    if parts.s is not None:
+        q = (q.reshape(*parts.s.shape, -1) * parts.s[..., None]).reshape(q.shape)
+    low = None
+    if parts.m is not None:
+        low = _by_block(np.repeat(parts.m, 16 // parts.m.shape[2], axis=2)).astype(np.float64)
+    return Factor(_by_lane(q, FORMS[quant_type].lanes), _by_block(parts.d), low, _by_block(parts.dmin), parts.fold)
+
+
+def activation(rows: np.ndarray, activation_type: str, lanes: int) -> Factor:
+    """uint8 [M, bytes] of a quantised activation."""
+    blocks = blocks_of(rows, activation_type)
+    low = None
+    if activation_type == "Q8_1":
+        low = _by_block(blocks["s"].astype(np.float32))
+    elif activation_type == "Q8_K":
+        low = _by_block(blocks["bsums"]).astype(np.float64)
+    return Factor(_by_lane(blocks["qs"], lanes), _by_block(blocks["d"].astype(np.float32)), low)
+
+
+def products(nx, w: Factor, a: Factor, quant_type: str) -> np.ndarray:
+    """[M, N] in the compute dtype: every row of a by every row of w."""
+    integers = np.matmul(a.lanes, w.lanes.swapaxes(2, 3)).astype(np.int64)
+    total = a.low
+    if w.dmin is not None:
+        total = a.low[:, :, None] if w.low is None else np.matmul(a.low, w.low.swapaxes(1, 2)).astype(np.int64)
+    shape = integers.shape[2:]
+    return _finish(nx, Sums(integers, w.d[:, None], a.d[:, :, None], _row(w.dmin), total), w, shape, quant_type)
+
+
+def pairs(nx, w: Factor, a: Factor, quant_type: str) -> np.ndarray:
+    """[R] in the compute dtype: row r of a by row r of w."""
+    integers = np.einsum("blrk,blrk->blr", a.lanes, w.lanes).astype(np.int64)
+    total = a.low
+    if w.low is not None:
+        total = np.einsum("brk,brk->br", a.low, w.low).astype(np.int64)
+    return _finish(nx, Sums(integers, w.d, a.d, w.dmin, total), w, integers.shape[2:], quant_type)
+
+
+def _row(field: np.ndarray | None) -> np.ndarray | None:
+    return None if field is None else field[:, None]
+
+
+def _finish(nx, sums: Sums, w: Factor, shape, quant_type: str) -> np.ndarray:
+    return nx.mul(FORMS[quant_type].add_up(nx, sums, shape), w.fold)
