@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtlab.ops.errors import FormatError
@@ -13,79 +13,110 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """The numbers of one decoder, under Hugging Face's names.
+class LayerConfig:
+    """The numbers of one layer, which those of another may differ from.
 
     Attributes
     ----------
-    family : "llama", "qwen3" or "gemma3".
-    softmax_scale : what attention scores are multiplied with. embedding_scale : sqrt(hidden_size) for Gemma, or 1.
-    layer_types : "full_attention" or "sliding_attention" for each layer; `sliding_window` counts keys, itself included.
-    rope : layer type -> rope_parameters in transformers 5's form (rope_type, rope_theta, …).
-    stop_ids : tokens that end a generation.
-    file : where it came from, for error messages.
+    kind : "full_attention" or "sliding_attention"; also says which of the model's rotary tables it reads.
+    sliding_window : keys that a query of a sliding layer sees, itself included.
+    kv_layer : the earlier layer whose keys and values it reads, where it has none of its own.
     """
 
-    family: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
+    kind: str
+    num_heads: int
     num_key_value_heads: int
     head_dim: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    softmax_scale: float
-    layer_types: tuple[str, ...]
-    rope: Mapping[str, Mapping]
+    intermediate_size: int
     sliding_window: int | None = None
-    embedding_scale: float = 1.0
-    attn_logit_softcapping: float = 0.0
-    final_logit_softcapping: float = 0.0
-    stop_ids: frozenset[int] = frozenset()
-    dtype: str = "float32"
-    file: str = "config"
-
-    def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                     "num_key_value_heads", "head_dim", "max_position_embeddings"):  # fmt: skip
-            self._want(name, getattr(self, name) >= 1, "at least 1")
-        kv = self.num_key_value_heads
-        self._want("num_attention_heads", self.num_attention_heads % kv == 0, f"a multiple of {kv} key-value heads")
-        self._want("head_dim", self.head_dim % 2 == 0, "an even number")
-        self._want("rms_norm_eps", self.rms_norm_eps > 0, "> 0")
-        layers = self.num_hidden_layers
-        right = len(self.layer_types) == layers and set(self.layer_types) <= {FULL, SLIDING}
-        self._want("layer_types", right, f"{layers} of {FULL} and {SLIDING}")
-        self._want("sliding_window", SLIDING not in self.layer_types or (self.sliding_window or 0) >= 1, "at least 1")
-        missing = set(self.layer_types) - set(self.rope)
-        self._want("rope", not missing, f"parameters for {', '.join(sorted(missing))}")
-
-    def _want(self, field: str, condition: bool, want: str) -> None:
-        if not condition:
-            raise FormatError(self.file, None, field, getattr(self, field), want)
+    kv_layer: int | None = None
 
     @property
     def q_size(self) -> int:
-        return self.num_attention_heads * self.head_dim
+        return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
         return self.num_key_value_heads * self.head_dim
 
     @property
-    def gemma(self) -> bool:
-        return self.family == "gemma3"
+    def window(self) -> tuple[int, int] | None:
+        """Keys left and right of a query that it sees, or None for all of them."""
+        return (self.sliding_window - 1, 0) if self.kind == SLIDING else None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The numbers of one decoder, under Hugging Face's names.
+
+    Attributes
+    ----------
+    family : the name of its module in `families`.
+    layers : what one layer has that another may not.
+    norm_eps : of every norm, whichever kind the family has.
+    softmax_scale : what attention scores are multiplied with. embedding_scale, residual_scale, logits_scale : what
+        embeddings, a block's output before it joins the residual, and logits are.
+    rope : layer kind -> rope_parameters in transformers 5's form (rope_type, rope_theta, …); layers of a kind that it
+        does not name are not rotated. rope_is_neox : pairs are lanes i and half + i, else 2 i and 2 i + 1.
+    biased : the linears that have a bias: "qkv", "o", "gate_up", "down", …
+    stop_ids : tokens that end a generation.
+    file : where it came from, for error messages.
+    more : numbers that one family alone has.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerConfig, ...]
+    norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    softmax_scale: float
+    rope: Mapping[str, Mapping]
+    rope_is_neox: bool = True
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    attn_logit_softcapping: float = 0.0
+    final_logit_softcapping: float = 0.0
+    biased: frozenset[str] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    dtype: str = "float32"
+    file: str = "config"
+    more: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self._want("num_hidden_layers", len(self.layers), len(self.layers) >= 1, "at least 1")
+        for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
+            self._want(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        self._want("norm_eps", self.norm_eps, self.norm_eps > 0, "> 0")
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            self._want(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        for index, layer in enumerate(self.layers):
+            self._check_layer(index, layer)
+
+    def _check_layer(self, index: int, layer: LayerConfig) -> None:
+        for name in ("intermediate_size", "num_key_value_heads", "head_dim"):
+            self._want(name, getattr(layer, name), getattr(layer, name) >= 1, "at least 1")
+        heads, kv = layer.num_heads, layer.num_key_value_heads
+        right = heads >= 1 and heads % kv == 0
+        self._want("num_attention_heads", heads, right, f"a multiple of {kv} key-value heads")
+        self._want("head_dim", layer.head_dim, layer.head_dim % 2 == 0, "an even number")
+        self._want("layer_types", layer.kind, layer.kind in (FULL, SLIDING), f"{FULL} or {SLIDING}")
+        window = layer.sliding_window
+        self._want("sliding_window", window, layer.kind != SLIDING or (window or 0) >= 1, "at least 1")
+        if layer.kv_layer is not None:
+            own = layer.kv_layer < index and self.layers[layer.kv_layer].kv_layer is None
+            same = own and self.layers[layer.kv_layer].kv_size == layer.kv_size
+            self._want("num_kv_shared_layers", layer.kv_layer, same, f"a layer before {index} with keys of that size")
+
+    def _want(self, name: str, got: object, condition: bool, want: str) -> None:
+        if not condition:
+            raise FormatError(self.file, None, name, got, want)
 
     @property
-    def qk_norm(self) -> bool:
-        return self.family != "llama"
-
-    def window(self, layer: int) -> tuple[int, int] | None:
-        """Keys left and right of a query that it sees, or None for all of them."""
-        return (self.sliding_window - 1, 0) if self.layer_types[layer] == SLIDING else None
+    def layer_types(self) -> tuple[str, ...]:
+        return tuple(layer.kind for layer in self.layers)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:
@@ -107,37 +138,3 @@ class ModelConfig:
         from .config_gguf import read
 
         return read(gguf.metadata, gguf.tensors, gguf.path)
-
-
-class Fields:
-    """Typed look-ups in a mapping; every refusal is a FormatError that names the file and the field."""
-
-    def __init__(self, data: Mapping, file: str | Path, prefix: str = ""):
-        if not isinstance(data, Mapping):
-            raise FormatError(file, None, prefix or "configuration", type(data).__name__, "an object")
-        self.data, self.file, self.prefix = data, file, prefix
-
-    def get(self, name: str) -> object:
-        return self.data.get(self.prefix + name)
-
-    def error(self, name: str, got: object, want: object) -> FormatError:
-        return FormatError(self.file, None, self.prefix + name, "nothing" if got is None else repr(got), want)
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = default if self.get(name) is None else self.get(name)
-        if isinstance(value, bool) or value is None or not isinstance(value, (int, float)) or value != int(value):
-            raise self.error(name, value, "an integer")
-        return int(value)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = default if self.get(name) is None else self.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
-            raise self.error(name, value, "a finite number")
-        return float(value)
-
-    def only(self, name: str, allowed: tuple, default: object = None) -> object:
-        """The field, refused unless it is one of `allowed` (a missing one reads as `default`)."""
-        value = default if self.get(name) is None else self.get(name)
-        if value not in allowed:
-            raise self.error(name, value, " or ".join(map(repr, allowed)))
-        return value

@@ -72,8 +72,7 @@ class Runner:
 
     def _raw(self, size: int, vocab: int):
         """Where the captured step leaves its logits in float32."""
-        name = "capped" if self.decoder.config.final_logit_softcapping else "logits"
-        return self._kept("raw" if self.decoder.dtype != _F32 else name, (size, vocab), _F32)
+        return self._kept("raw" if self.decoder.dtype != _F32 else "logits", (size, vocab), _F32)
 
     def _step(self, batch: Batch, keep: Keep, report: Report | None) -> Scores:
         logits = self.decoder.forward(batch, self.caches, keep)

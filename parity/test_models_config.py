@@ -27,13 +27,14 @@ def test_llama_reads_rope_theta_with_rope_scaling_and_rope_parameters_alike():
     )
     assert dict(old.rope[FULL]) == dict(new.rope[FULL])
     assert old.rope[FULL]["rope_type"] == "llama3" and old.rope[FULL]["rope_theta"] == 500000.0
-    assert (old.softmax_scale, old.q_size, old.kv_size, old.window(0)) == (32**-0.5, 128, 64, None)
+    assert (old.softmax_scale, old.layers[0].q_size, old.layers[0].kv_size) == (32**-0.5, 128, 64)
+    assert old.layers[0].window is None
 
 
 def test_gemma3_has_a_rope_for_each_kind_of_layer_in_all_three_forms():
     nested = read(tiny.CHECKPOINTS["gemma3"], "nested")
     assert nested.layer_types == (SLIDING, SLIDING, FULL) * 2
-    assert nested.window(0) == (15, 0) and nested.window(2) is None
+    assert nested.layers[0].window == (15, 0) and nested.layers[2].window is None
     assert nested.softmax_scale == 48**-0.5 and nested.embedding_scale == 128**0.5
     linear = {"rope_type": "linear", "factor": 8.0}
     old = changed("gemma3", rope_parameters=..., rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling=linear)
@@ -86,8 +87,13 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path, text):
 def test_a_folder_reads_its_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(changed("qwen3", eos_token_id=[2, 7], torch_dtype="bfloat16")))
     config = ModelConfig.from_folder(tmp_path)
-    assert (config.family, config.head_dim, config.stop_ids, config.dtype) == ("qwen3", 64, {2, 7}, "bfloat16")
-    assert config.qk_norm and not config.gemma and config.tie_word_embeddings
+    assert (config.family, config.layers[0].head_dim, config.stop_ids, config.dtype) == (
+        "qwen3",
+        64,
+        {2, 7},
+        "bfloat16",
+    )
+    assert config.tie_word_embeddings
 
 
 def gguf(arch: str = "gemma3", tensors=("token_embd.weight",), **changes) -> SimpleNamespace:

@@ -11,51 +11,53 @@ from vtlab.gguf.reader import BlockTensor
 from vtlab.goldens import tiny
 from vtlab.models.config import FULL, ModelConfig
 from vtlab.models.config_hf import read
+from vtlab.models.families import FAMILIES
+from vtlab.models.linear import Linear
 from vtlab.models.loading import load_decoder
-from vtlab.models.weight_names import slots
-from vtlab.models.weights import Weights, unpermute
+from vtlab.models.slots import halves_first
+from vtlab.models.weights import Weights
 from vtlab.ops.errors import ContractError, FormatError
 
-FAMILIES = ("llama", "qwen3", "gemma3")
+NAMES = ("llama", "qwen3", "gemma3")
 
 
 def config_of(name: str) -> ModelConfig:
     return read(tiny.CHECKPOINTS[name], name)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_projections_are_merged_and_embeddings_shared(name):
     config, tensors = config_of(name), tiny.tensors(name)
     weights = Weights.from_tensors(config, tensors)
     at = "model.layers.1."
     qkv = np.concatenate([tensors[f"{at}self_attn.{part}_proj.weight"] for part in "qkv"])
     gate_up = np.concatenate([tensors[f"{at}mlp.{part}_proj.weight"] for part in ("gate", "up")])
-    assert weights.layers[1].qkv.tobytes() == qkv.tobytes()
-    assert weights.layers[1].gate_up.tobytes() == gate_up.tobytes()
+    assert weights.layers[1].qkv.weight.tobytes() == qkv.tobytes()
+    assert weights.layers[1].gate_up.weight.tobytes() == gate_up.tobytes()
     assert (weights.head is weights.embed) == config.tie_word_embeddings
     one = np.float32(name == "gemma3")
     assert (weights.norm == tensors["model.norm.weight"] + one).all()
-    assert (weights.layers[0].q_norm is None) == (name == "llama")
-    assert (weights.layers[0].post_ffn_norm is None) == (name != "gemma3")
+    assert (weights.layers[0].get("q_norm") is None) == (name == "llama")
+    assert (weights.layers[0].get("post_ffn_norm") is None) == (name != "gemma3")
 
 
 def test_dtypes_convert_by_one_rounding():
     config, tensors = config_of("qwen3"), tiny.tensors("qwen3")
     narrow = Weights.from_tensors(config, tensors, "bfloat16")
     bits = tiny.tensors("qwen3", "bfloat16")
-    assert narrow.embed.tobytes() == bits["model.embed_tokens.weight"].tobytes()
+    assert narrow.embed.weight.tobytes() == bits["model.embed_tokens.weight"].tobytes()
     wide = Weights.from_tensors(config, {key: value.view(ml_dtypes.bfloat16) for key, value in bits.items()}, "float32")
-    assert (wide.embed == narrow.embed.astype(np.float32)).all() and wide.embed.dtype == np.float32
+    assert (wide.embed.weight == narrow.embed.weight.astype(np.float32)).all() and wide.embed.dtype == np.float32
     tie = {**tensors, "model.norm.weight": np.full(128, 1 + 2.0**-8 + 2.0**-40)}
     assert float(Weights.from_tensors(config, tie, "bfloat16").norm[0]) == 1.0078125
 
 
 def test_gemma_norm_weights_are_one_plus_w_in_float32_whatever_the_dtype():
     weights = Weights.from_tensors(config_of("gemma3"), tiny.tensors("gemma3"), "bfloat16")
-    assert weights.norm.dtype == np.float32 and weights.layers[0].qkv.dtype == ml_dtypes.bfloat16
+    assert weights.norm.dtype == np.float32 and weights.layers[0].qkv.weight.dtype == ml_dtypes.bfloat16
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("fault", ["missing", "extra", "shape", "axes", "dtype"])
 def test_a_broken_checkpoint_is_refused_by_the_name_of_the_tensor(name, fault):
     tensors = dict(tiny.tensors(name))
@@ -103,31 +105,36 @@ class FakeGGUF:
     def __init__(self, name: str, config: ModelConfig, extra: dict[str, np.ndarray] | None = None):
         tensors, self.path, self.tensors = tiny.tensors(name), f"{name}.gguf", {}
         stored = {}
-        for ours, theirs in zip(slots(config, gguf=True), slots(config, gguf=False)):
-            data = tensors[theirs.name]
-            if name == "llama" and ours.slot in ("q", "k"):
-                data = permute(data, config.head_dim)
+        for slot in FAMILIES[name].slots(config):
+            data = tensors[slot.hf]
+            if name == "llama" and slot.hf.endswith(("q_proj.weight", "k_proj.weight")):
+                data = permute(data, config.layers[0].head_dim)
             if name == "gemma3" and data.ndim == 1:
                 data = (data + 1).astype(np.float32)
-            stored[ours.name] = data
+            stored[slot.gguf] = data
         for key, data in (stored | (extra or {})).items():
             raw = np.ascontiguousarray(data).view(np.uint8)
             self.tensors[key] = BlockTensor(key, "F32", data.shape, raw, 0)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_gguf_names_and_transforms_give_the_same_weights(name):
     config = config_of(name)
     want, got = Weights.from_tensors(config, tiny.tensors(name)), Weights.from_gguf(config, FakeGGUF(name, config))
-    assert got.embed.tobytes() == want.embed.tobytes() and got.norm.tobytes() == want.norm.tobytes()
+    assert got.embed.weight.tobytes() == want.embed.weight.tobytes() and got.norm.tobytes() == want.norm.tobytes()
     for ours, theirs in zip(got.layers, want.layers):
-        for field, value in vars(theirs).items():
-            assert value is None or getattr(ours, field).tobytes() == value.tobytes(), field
+        assert list(vars(ours)) == list(vars(theirs))
+        for target, value in vars(theirs).items():
+            assert plain(ours.get(target)).tobytes() == plain(value).tobytes(), target
 
 
-def test_unpermute_inverts_llama_cpps_order():
+def plain(tensor: Linear | np.ndarray) -> np.ndarray:
+    return tensor.weight if isinstance(tensor, Linear) else tensor
+
+
+def test_halves_first_inverts_llama_cpps_order():
     weight = np.arange(24 * 3).reshape(24, 3)
-    assert (unpermute(permute(weight, 8), 8) == weight).all()
+    assert (permute(weight, 8)[halves_first(24, 8)] == weight).all()
     assert not (permute(weight, 8) == weight).all()
 
 

@@ -20,6 +20,7 @@ from vtlab.models.config import ModelConfig
 from vtlab.models.config_hf import read
 from vtlab.models.decoder import Decoder
 from vtlab.models.engine import Engine
+from vtlab.models.linear import Linear
 from vtlab.models.loading import load_decoder
 from vtlab.models.sampling_params import SamplingParams
 from vtlab.models.weights import Layer, Weights
@@ -39,24 +40,23 @@ def random_decoder(config: ModelConfig) -> Decoder:
     """A bfloat16 model of magnitudes 2^-7 ... 2^-6, so that activations stay finite."""
     rng = np.random.default_rng(0)
 
-    def matrix(*shape: int) -> np.ndarray:
+    def matrix(*shape: int) -> Linear:
         bits = rng.integers(0, 1 << 16, shape, np.uint16)
-        return ((bits & 0x807F) | 0x3C00).view(ml_dtypes.bfloat16)
+        return Linear(((bits & 0x807F) | 0x3C00).view(ml_dtypes.bfloat16))
 
-    def ones(size: int) -> np.ndarray:
-        return np.ones(size, ml_dtypes.bfloat16)
-
-    hidden, inner = config.hidden_size, config.intermediate_size
+    dtype, layer = ml_dtypes.bfloat16, config.layers[0]
+    hidden, inner = config.hidden_size, layer.intermediate_size
     layers = tuple(
         Layer(
-            attn_norm=ones(hidden), qkv=matrix(config.q_size + 2 * config.kv_size, hidden),
-            o=matrix(hidden, config.q_size), ffn_norm=ones(hidden), gate_up=matrix(2 * inner, hidden),
-            down=matrix(hidden, inner), q_norm=ones(config.head_dim), k_norm=ones(config.head_dim),
+            attn_norm=np.ones(hidden, dtype), qkv=matrix(layer.q_size + 2 * layer.kv_size, hidden),
+            o=matrix(hidden, layer.q_size), ffn_norm=np.ones(hidden, dtype), gate_up=matrix(2 * inner, hidden),
+            down=matrix(hidden, inner), q_norm=np.ones(layer.head_dim, dtype), k_norm=np.ones(layer.head_dim, dtype),
         )
-        for _ in range(config.num_hidden_layers)
+        for _ in config.layers
     )  # fmt: skip
     embed = matrix(config.vocab_size, hidden)
-    return Decoder(config, Weights(embed, ones(hidden), embed, layers, config.rope), 4096)
+    weights = Weights(embed=embed, norm=np.ones(hidden, dtype), head=embed, layers=layers, rope=config.rope)
+    return Decoder(config, weights, 4096)
 
 
 def measure(decoder: Decoder, batch: int, graphs: bool) -> float:
@@ -91,8 +91,9 @@ def measure(decoder: Decoder, batch: int, graphs: bool) -> float:
 def rows(decoder: Decoder, batches: list[int]) -> Iterator[dict]:
     """A row of the table for each batch. Weights are read once a step, so their bytes bound it from below."""
     weights = decoder.weights
-    kept = [array for layer in weights.layers for array in vars(layer).values() if array is not None]
-    read_once = sum(array.nbytes for array in (*kept, weights.norm, weights.head))
+    kept = [tensor for layer in weights.layers for tensor in vars(layer).values()]
+    arrays = [found.weight if isinstance(found, Linear) else found for found in (*kept, weights.norm, weights.head)]
+    read_once = sum(array.nbytes for array in arrays)
     for batch in batches:
         eager, replayed = (measure(decoder, batch, graphs) for graphs in (False, True))
         yield {

@@ -1,0 +1,60 @@
+"""A matrix of a model: what its rows multiply, and what is looked up in them. Every product of a forward is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vtlab import ops
+
+Buffer = Callable[[str, np.dtype], object]
+_FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """y = x W^T + b.
+
+    weight : [N, K], its parts (q, k and v; gate and up) one below the other. bias : float32 [N] or None.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray | None = None
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.weight.dtype
+
+    def apply(self, x, buffer: Buffer):
+        """x W^T + b in x's dtype.
+
+        buffer : (which result, dtype) -> where to put it, [T, N], or None for new memory; "" is the last one.
+        Rounding points: the result; with a bias of a bfloat16 model the sum is one of float32 numbers, as in the
+        epilogue of a GEMM.
+        """
+        if self.bias is None:
+            return ops.matmul_bt(x, self.weight, out=buffer("", x.dtype))
+        summed = ops.add(self.product(x, buffer), self.bias, out=buffer("" if x.dtype == _FLOAT32 else "sum", _FLOAT32))
+        return summed if x.dtype == _FLOAT32 else ops.cast_bf16(summed, out=buffer("", x.dtype))
+
+    def product(self, x, buffer: Buffer):
+        """x W^T in float32, for a bias to come."""
+        return ops.matmul_bt(x, self.weight, out_dtype="float32", out=buffer("product", _FLOAT32))
+
+    def lookup(self, ids, out=None):
+        """The rows of these ids, [T, K]."""
+        return ops.embedding(self.weight, ids, out=out)
+
+    def mapped(self, function: Callable[[np.ndarray], object]) -> Linear:
+        """The same matrix with every array replaced by function(array)."""
+        return replace(self, weight=function(self.weight), bias=None if self.bias is None else function(self.bias))
