@@ -19,6 +19,7 @@ from . import (
     cublas,
     draws,
     elementwise,
+    fp4,
     fusion,
     gates,
     kv_blocks,
@@ -40,9 +41,9 @@ from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "activation", "attach", "attention", "attention_merge", "cublas", "draws", "elementwise", "fusion",
-    "gates", "kv_blocks", "kv_cache", "kv_latent", "logits", "matmul", "norm", "norm_quant", "numba_cuda", "quant_fp8",
-    "rope", "rope_fused", "sampling", "splits", "token_masks",
+    "DeviceError", "activation", "attach", "attention", "attention_merge", "cublas", "draws", "elementwise", "fp4",
+    "fusion", "gates", "kv_blocks", "kv_cache", "kv_latent", "logits", "matmul", "norm", "norm_quant", "numba_cuda",
+    "quant_fp8", "rope", "rope_fused", "sampling", "splits", "token_masks",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))

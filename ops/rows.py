@@ -41,7 +41,7 @@ _PROMISED = {
         "GEMM-FP8": """quant_fp8_static dynamic_scaled_fp8_quant dynamic_per_token_scaled_fp8_quant
             per_token_group_quant_fp8 scaled_fp8_quant_static_group static_scaled_int8_quant dynamic_scaled_int8_quant
             cutlass_scaled_mm scaled_mm_block""",
-        "GEMM-NVFP4-W4A4": "scaled_fp4_quant",
+        "GEMM-NVFP4-W4A4": "scaled_fp4_quant dequantize_nvfp4 swizzle_blockscale",
         "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
             cp_gather_cache concat_and_cache_mla gather_mla_cache""",
         "QUANT-CIQ-IQUANT": """quantize_row_q8_0 quantize_row_q8_1 quantize_row_q8_k vec_dot matmul_bt_quant

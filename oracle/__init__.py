@@ -13,7 +13,7 @@ from .attention import attention, paged_attention
 from .attention_merge import merge_attn_states
 from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
-from .fp4 import scaled_fp4_quant
+from .fp4 import dequantize_nvfp4, scaled_fp4_quant, swizzle_blockscale
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .ggml import embedding_quant, quantize_row_q8_0, quantize_row_q8_1, quantize_row_q8_k, repack_q8_0x4
 from .ggml_matmul import matmul_bt_quant, vec_dot
@@ -71,6 +71,7 @@ __all__ = [
     "concat_and_cache_mla",
     "copy_blocks",
     "cp_gather_cache",
+    "dequantize_nvfp4",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
     "embedding",
@@ -126,5 +127,6 @@ __all__ = [
     "soft_cap",
     "swap_blocks",
     "swap_blocks_batch",
+    "swizzle_blockscale",
     "vec_dot",
 ]  # fmt: skip

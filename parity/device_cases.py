@@ -218,6 +218,8 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
     """
     if any(spec.shape == "1" or spec.shape.split()[1:] == ["T"] for spec in found.contract.returns.values()):
         return None
+    if found.bind((), arguments).get("is_sf_swizzled_layout"):
+        return None
     first = next(iter(found.contract.args))
     tokens = ("...", "T", "M", found.contract.rows)
     rows = arguments[first].shape[0] if found.contract.args[first].shape.split()[0] in tokens else 0

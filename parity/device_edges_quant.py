@@ -48,12 +48,41 @@ _NORMS = [
 ]  # fmt: skip
 
 
+def _steps_of_fp4(largest: float, kind=np.float32) -> np.ndarray:
+    """Blocks whose products with the factor lie on the steps of e2m1 and an ulp beside them, of both signs."""
+    steps = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]) * np.float32(largest / 6)
+    row = np.concatenate([steps, np.nextafter(steps, np.float32(0)), np.nextafter(steps, np.float32(1e9))])
+    row = np.concatenate([row, -row])
+    blocks = np.zeros((-(-len(row) // 15), 16), np.float32)
+    blocks[np.divmod(np.arange(len(row)), 15)] = row
+    blocks[:, 15] = largest
+    return blocks.reshape(1, -1).astype(kind)
+
+
 def _groups(case: dict, size: int) -> dict:
     width = case.get("H", case.get("K", case.get("D", 0)))
     return {**case, "group_size": size, "G": -(-width // size)}
 
 
+_LINEAR, _TILES = {"is_sf_swizzled_layout": False}, {"is_sf_swizzled_layout": True}
+_G = {"input_global_scale": np.float32([1])}
+
 EDGES: dict[str, list[dict]] = {
+    "scaled_fp4_quant": [
+        *({"...": (3,), "K": K, "x": kind, "rounding": rounding, **layout}
+          for K in (16, 80) for kind in _KINDS for rounding in ("vt", "vllm_native") for layout in (_LINEAR, _TILES)),
+        *({"...": (rows,), "K": K, "x": "bfloat16", **_TILES}
+          for rows, K in ((1, 4096), (127, 16), (128, 64), (129, 48))),
+        {"...": (2, 3), "K": 64, "x": "bfloat16", **_TILES},
+        *({"...": (260,), "K": 2064, "x": "bfloat16", **layout} for layout in (_LINEAR, _TILES)),  # many vectors
+        {"...": (260,), "K": 2064, "x": _ties(260, 2064), **_TILES, **_G},
+        *({"...": (1,), "K": 48, "x": _steps_of_fp4(largest), "rounding": rounding, **_LINEAR, **_G}
+          for largest in (6.0, 6.0 * 448, 3.0, 6 * 1.0625) for rounding in ("vt", "vllm_native")),
+        *({"...": (2,), "K": 32, "x": "bfloat16", "input_global_scale": np.float32([g]), "rounding": r, **_LINEAR}
+          for g in (0, -3, 1e-40, 1e-30, 1e38) for r in ("vt", "vllm_native")),
+        {"...": (3,), "K": 64, "x": np.zeros((3, 64), np.float32), **_TILES},
+        {"...": (0,), "K": 32, **_TILES}, {"...": (2,), "K": 0, **_LINEAR}, {"...": (), "K": 32, **_LINEAR},
+    ],
     "quant_fp8_static": [
         *({"...": (3,), "K": K, "x": kind, "rounding": rounding}
           for K in (1, 264, 4104) for kind in _KINDS for rounding in ("vt", "vllm")),

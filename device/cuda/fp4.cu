@@ -1,0 +1,129 @@
+// NVFP4 quantiser: e2m1 codes and e4m3 scales of blocks of 16 neighbours.
+//
+// The ladder:
+// 1. fp4_any: a thread a block, element by element: any address and stride.
+// 2. fp4_v8: two lanes a block, 16-byte loads, four-byte stores.
+// 3. fp4_bf16_deep: four vectors of bfloat16 under way a thread, maxima taken of pairs as they lie in memory; each of a
+//    block's two lanes finds the scale of one of two blocks, with its division.
+// 4. Codes come from the pipe of float32 sums and products, which a memory-bound kernel leaves idle (fp4.cuh): with
+//    comparisons and integers, at half their rate, the arithmetic takes longer than the bytes.
+#include "fp4.cuh"
+#include "fp8_scales.cuh"
+
+#define DEPTH 4                           // vectors a thread of fp4_bf16_deep, device/fp4.py
+#define FP4_SIXTH vt_float(0x3e2aaaab)    // float32(1 / 6)
+#define FP4_OF_ZERO vt_float(0x322bcc77)  // float32(1e-8)
+
+// Where vectors of 8 and blocks are: `magic` and `shift` divide by a row's blocks.
+struct Blocks {
+    unsigned rows, blocks, magic;
+    int shift;
+    i64 stride;
+
+    VT_MEMBER unsigned row(unsigned block) const { return whole_quotient(block, magic, shift); }
+    VT_MEMBER i64 in(unsigned vector) const {
+        unsigned r = row(vector >> 1);
+        return r * stride + ((vector >> 1) - r * blocks) * 16 + (vector & 1) * 8;
+    }
+    VT_MEMBER void put(unsigned char* scales, unsigned block, unsigned code, bool tiled) const {
+        unsigned r = row(block);
+        if (tiled) store_scale<true, true>(scales, rows, r, blocks, block - r * blocks, code);
+        else scales[block] = (unsigned char)code;
+    }
+};
+
+// The scale's code of a block that is `top` large, and what its elements are multiplied by.
+struct Quantiser {
+    float global, back, of_zero;
+    bool native;
+
+    VT_MEMBER Quantiser(const float* global_scale, i64 rule) : global(global_scale[0]), native(rule == VLLM_NATIVE) {
+        of_zero = native ? FP4_OF_ZERO : 0.0f;
+        back = reciprocal(global);
+    }
+    VT_MEMBER float reciprocal(float x) const { return x == 0.0f ? of_zero : 1.0f / x; }
+    VT_MEMBER unsigned code(unsigned top) const { return e4m3_code(global * (vt_float((int)top) * FP4_SIXTH)); }
+    VT_MEMBER float factor(unsigned code) const { return reciprocal(e4m3_value(code) * back); }
+    VT_MEMBER unsigned word(float (&v)[8], float factor) const {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] *= factor;
+        return native ? e2m1_word<true>(v) : e2m1_word<false>(v);
+    }
+};
+
+#define PARAMETERS                                                                                               \
+    i64 rows, i64 width, const void* x, i64 stride, i64 kind, const float* global_scale, unsigned char* out,      \
+        unsigned char* scales, i64 rule, i64 tiled
+
+extern "C" __global__ void __launch_bounds__(256) fp4_v8(PARAMETERS, i64 magic, i64 shift) {
+    const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
+    const Quantiser by(global_scale, rule);
+    unsigned at = blockIdx.x * blockDim.x + threadIdx.x, top = 0;
+    bool inside = at < (unsigned)(rows * (width >> 3));
+    float v[8];
+    if (inside) {
+        load(v, x, blocks.in(at), (int)kind);
+        top = largest_of(v, by.native);
+    }
+    top = largest_of_lanes(top, 2);
+    if (!inside) return;
+    unsigned code = by.code(top);
+    ((unsigned*)out)[at] = by.word(v, by.factor(code));
+    if ((at & 1) == 0) blocks.put(scales, at >> 1, code, tiled != 0);
+}
+
+extern "C" __global__ void __launch_bounds__(256) fp4_bf16_deep(PARAMETERS, i64 magic, i64 shift) {
+    const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
+    unsigned count = (unsigned)(rows * (width >> 3)), first = blockIdx.x * (256 * DEPTH) + threadIdx.x;
+    Raw<8> raw[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (first + d * 256 < count) raw[d] = fetch<8>(x, blocks.in(first + d * 256), BF16);
+    const Quantiser by(global_scale, rule);
+    unsigned own = threadIdx.x & 1;
+#pragma unroll
+    for (int d = 0; d < DEPTH; d += 2) {
+        unsigned at[2] = {first + d * 256, first + d * 256 + 256};
+        unsigned a = at[0] < count ? largest_pair<false>(raw[d].a) : 0u;
+        unsigned b = at[1] < count ? largest_pair<false>(raw[d + 1].a) : 0u;
+        unsigned top = larger_pair<false>((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
+        top = larger_pair<false>(top, __shfl_xor_sync(FULL_WARP, top, 1));
+        unsigned code = by.code(own ? top & 0xffff0000u : top << 16);
+        float factor = by.factor(code), other = __shfl_xor_sync(FULL_WARP, factor, 1);
+        unsigned mine = own ? at[1] : at[0];
+        if (mine < count) blocks.put(scales, mine >> 1, code, tiled != 0);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (at[i] >= count) continue;
+            float v[8];
+            widen(v, raw[d + i], BF16);
+            ((unsigned*)out)[at[i]] = by.word(v, own == (unsigned)i ? factor : other);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) fp4_any(PARAMETERS) {
+    i64 blocks = width >> 4, number = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (number >= rows * blocks) return;
+    i64 row = number / blocks, column = number - row * blocks;
+    const Quantiser by(global_scale, rule);
+    float v[2][8];
+    unsigned top = 0;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        float one[1];
+        load(one, x, row * stride + column * 16 + j, (int)kind);
+        v[j >> 3][j & 7] = one[0];
+        top = larger(top, largest_of(one, by.native));
+    }
+    unsigned code = by.code(top);
+    float factor = by.factor(code);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        unsigned word = by.word(v[half], factor);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) out[number * 8 + half * 4 + j] = (unsigned char)(word >> 8 * j);
+    }
+    if (tiled != 0) store_scale<true, false>(scales, rows, row, blocks, column, code);
+    else scales[number] = (unsigned char)code;
+}

@@ -1,0 +1,47 @@
+"""The NVFP4 quantiser on a GPU: launchers of cuda/fp4.cu."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vtlab.ops import providers
+from vtlab.ops.nvfp4 import BLOCK, tiled_shape
+
+from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
+from .quant_fp8 import FEW_BLOCK, FEW_VECTORS, RULES, TEAM, divider
+from .runtime import current
+
+BYTES = np.dtype(np.uint8)
+_DEPTH = 4
+
+
+@providers.provider("scaled_fp4_quant", "cuda", PROVIDER)
+def scaled_fp4_quant(x, input_global_scale, *, is_sf_swizzled_layout=True, rounding="vt", out=None):
+    """oracle.fp4.scaled_fp4_quant."""
+    op = "scaled_fp4_quant"
+    *lead, width = x.shape
+    blocks, tiled = width // BLOCK, is_sf_swizzled_layout
+    shape = tiled_shape(math.prod(lead), blocks) if tiled else (*lead, blocks)
+    target, scales = results(op, out, (x, input_global_scale), ((*lead, width // 2), BYTES), (shape, BYTES))
+    x, rows, stride = as_rows(op, "x", x)
+    if not rows or not width:
+        return target, scales
+    args = [rows, width, x, stride, kind(x), input_global_scale, target, scales, RULES[rounding], int(tiled)]
+    count = rows * width // VECTOR
+    if count >= 2**31 or not vectors(width, (x, stride)) or not _whole_words(target, scales):
+        start(op, "fp4", "fp4_any", -(-rows * blocks // TEAM), (TEAM, 1), args)
+        return target, scales
+    args += divider(blocks)
+    if count >= FEW_VECTORS and kind(x) == KINDS["bfloat16"] and rounding == "vt":
+        start(op, "fp4", "fp4_bf16_deep", -(-count // (TEAM * _DEPTH)), (TEAM, 1), args)
+    else:
+        block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
+        start(op, "fp4", "fp4_v8", -(-count // block), (block, 1), args)
+    return target, scales
+
+
+def _whole_words(*arrays) -> bool:
+    """Whether the arrays may be written four bytes at a time."""
+    return all(current().pointer(array) % 4 == 0 for array in arrays)
