@@ -1,0 +1,14 @@
+"""Gated delta rule goldens in float32 from vLLM's CPU build: FLA's Triton kernels, interpreted.
+
+python goldens/capture/ops_gdn.py --out goldens/ops
+"""
+
+from __future__ import annotations
+
+import recurrent_interpreted  # noqa: F401  isort: skip  first of all
+import recurrent_gdn
+import torch
+from record import run
+
+if __name__ == "__main__":
+    run("gdn", __file__, lambda record: recurrent_gdn.capture(record, "cpu", (torch.float32,), (torch.float32,)))
