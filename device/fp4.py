@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from vtlab.ops import providers
+from vtlab.ops.errors import ContractError
 from vtlab.ops.nvfp4 import BLOCK, tiled_shape
 
 from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
@@ -28,20 +29,23 @@ def scaled_fp4_quant(x, input_global_scale, *, is_sf_swizzled_layout=True, round
     x, rows, stride = as_rows(op, "x", x)
     if not rows or not width:
         return target, scales
+    if rows * blocks >= 2**31:
+        raise ContractError(op, "x", f"{rows * blocks} blocks of {BLOCK}", "under 2**31")
+    words = _at_words(target)
+    if tiled and not _at_words(scales):
+        raise ContractError(op, "out", "tiles at an odd address", "an address that is a multiple of 4")
     args = [rows, width, x, stride, kind(x), input_global_scale, target, scales, RULES[rounding], int(tiled)]
-    count = rows * width // VECTOR
-    if count >= 2**31 or not vectors(width, (x, stride)) or not _whole_words(target, scales):
-        start(op, "fp4", "fp4_any", -(-rows * blocks // TEAM), (TEAM, 1), args)
-        return target, scales
     args += divider(blocks)
-    if count >= FEW_VECTORS and kind(x) == KINDS["bfloat16"] and rounding == "vt":
+    count, aligned = rows * width // VECTOR, vectors(width, (x, stride))
+    brain, many = kind(x) == KINDS["bfloat16"], FEW_VECTORS <= count < 2**31
+    if many and brain and aligned and words and rounding == "vt":
         start(op, "fp4", "fp4_bf16_deep", -(-count // (TEAM * _DEPTH)), (TEAM, 1), args)
     else:
         block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
-        start(op, "fp4", "fp4_v8", -(-count // block), (block, 1), args)
+        start(op, "fp4", "fp4_v8", -(-count // block), (block, 1), [*args, int(aligned), int(words)])
     return target, scales
 
 
-def _whole_words(*arrays) -> bool:
-    """Whether the arrays may be written four bytes at a time."""
-    return all(current().pointer(array) % 4 == 0 for array in arrays)
+def _at_words(array) -> bool:
+    """Whether the array may be written four bytes at a time."""
+    return current().pointer(array) % 4 == 0

@@ -12,9 +12,10 @@ import math
 import ml_dtypes
 import numpy as np
 
+from vtlab.ops import nvfp4
 from vtlab.ops.contract import EXACT as MOVED
 from vtlab.ops.contract import Bound, Choice, Flag, Parity, Tensor, refuse
-from vtlab.ops.nvfp4 import BLOCK, pack, positive_zeros, tile, tiled_shape, unpack, untile
+from vtlab.ops.nvfp4 import BLOCK
 from vtlab.ops.table import op
 
 from .quant_fp8 import E4M3, e4m3, in_groups, largest, single
@@ -77,7 +78,7 @@ def e2m1(nx, value, rounding):
     if rounding == "vllm_native":
         value = nx.where(value == 0, 0, value)
     codes = nx.store(value, E2M1, nan=6.0).view(np.uint8)
-    return positive_zeros(codes) if rounding == "vt" else codes
+    return nvfp4.positive_zeros(codes) if rounding == "vt" else codes
 
 
 def block_quant(nx, value, global_scale, swizzled, rounding):
@@ -89,7 +90,7 @@ def block_quant(nx, value, global_scale, swizzled, rounding):
     factor = reciprocal(nx, single(nx, nx.mul(stored, reciprocal(nx, global_scale, rounding))), rounding)
     codes = e2m1(nx, single(nx, nx.mul(grouped, factor)).reshape(value.shape), rounding)
     scales = e4m3(nx, scale[..., 0])
-    return pack(codes), tile(scales) if swizzled else scales
+    return nvfp4.pack(codes), nvfp4.tile(scales) if swizzled else scales
 
 
 @op(
@@ -158,9 +159,9 @@ def swizzle_blockscale(nx, scale):
     Source: vllm/model_executor/layers/quantization/utils/nvfp4_utils.py.
     """
     *lead, rows, blocks = scale.shape
-    out = np.empty((math.prod(lead), *tiled_shape(rows, blocks)), np.uint8)
+    out = np.empty((math.prod(lead), *nvfp4.tiled_shape(rows, blocks)), np.uint8)
     for target, one in zip(out, scale.reshape(len(out), rows, blocks)):
-        target[...] = tile(one)
+        target[...] = nvfp4.tile(one)
     return out.reshape(*lead, *out.shape[1:])
 
 
@@ -171,20 +172,20 @@ def scales_fit(arguments, axes):
     if half % (BLOCK // 2):
         raise refuse("packed", f"{2 * half} codes a row", f"a multiple of {BLOCK}")
     blocks = 2 * half // BLOCK
-    want = tiled_shape(math.prod(lead), blocks) if arguments["is_sf_swizzled_layout"] else (*lead, blocks)
+    want = nvfp4.tiled_shape(math.prod(lead), blocks) if arguments["is_sf_swizzled_layout"] else (*lead, blocks)
     if tuple(scale.shape) != want:
         raise refuse("scale", f"shape {tuple(scale.shape)}", f"{want}")
 
 
 def decoded(nx, packed):
     """The values [..., K] of codes two to a byte."""
-    return nx.load(unpack(packed).view(E2M1))
+    return nx.load(nvfp4.unpack(packed).view(E2M1))
 
 
 def block_scales(nx, scale, lead, blocks, swizzled):
     """float32 values [..., K/16] of e4m3 scales in either layout."""
     if swizzled:
-        scale = untile(scale, math.prod(lead), blocks).reshape(*lead, blocks)
+        scale = nvfp4.untile(scale, math.prod(lead), blocks).reshape(*lead, blocks)
     return nx.load(scale.view(E4M3))
 
 

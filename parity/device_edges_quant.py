@@ -64,6 +64,16 @@ def _groups(case: dict, size: int) -> dict:
     return {**case, "group_size": size, "G": -(-width // size)}
 
 
+def _scales_at_ties() -> np.ndarray:
+    """Blocks whose sixth part, an ulp off, lies halfway between two codes of e4m3 or beside: a sixth that is a division
+    gives others than a product."""
+    middle = np.float32([6 * (a + b) / 2 for a, b in itertools.pairwise(MAGNITUDES)])
+    largest = np.concatenate([middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(1e9))])
+    blocks = np.zeros((len(largest), 16), np.float32)
+    blocks[:, 0] = largest
+    return blocks.reshape(1, -1)
+
+
 _LINEAR, _TILES = {"is_sf_swizzled_layout": False}, {"is_sf_swizzled_layout": True}
 _G = {"input_global_scale": np.float32([1])}
 
@@ -80,6 +90,7 @@ EDGES: dict[str, list[dict]] = {
           for largest in (6.0, 6.0 * 448, 3.0, 6 * 1.0625) for rounding in ("vt", "vllm_native")),
         *({"...": (2,), "K": 32, "x": "bfloat16", "input_global_scale": np.float32([g]), "rounding": r, **_LINEAR}
           for g in (0, -3, 1e-40, 1e-30, 1e38) for r in ("vt", "vllm_native")),
+        {"...": (1,), "K": _scales_at_ties().size, "x": _scales_at_ties(), **_LINEAR, **_G},
         {"...": (3,), "K": 64, "x": np.zeros((3, 64), np.float32), **_TILES},
         {"...": (0,), "K": 32, **_TILES}, {"...": (2,), "K": 0, **_LINEAR}, {"...": (), "K": 32, **_LINEAR},
     ],

@@ -3,6 +3,31 @@
 from __future__ import annotations
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
+    "fp4": {
+        "halves beyond two": ("fma_to_unit(size + 6291456.0f, -0.5f, 3145729.0f)", "0.0f"),
+        "whole numbers alone": ("6291458.0f", "6291457.0f"),
+        "six from five": ("10485761.0f", "10485760.0f"),
+        "-0.25 keeps its sign": ("-33554432.0f, -8388608.0f", "-33554432.0f, -8388607.0f"),
+        "-0 keeps its sign": ("NATIVE ? (v < 0.0f", "true ? (v < 0.0f"),
+        "four codes twice": ("with_code<NATIVE>(hi, v[j + 4], unit)", "with_code<NATIVE>(hi, v[j], unit)"),
+        "no scale is NaN": ("if ((code & 0x7fu) == 0x7fu) return vt_float(0x7fc00000);", ""),
+        "scales without a sign": ("(code & 0x80u) << 24 | ", ""),
+        "a tile's rows side by side": ("(row & 31)) * 16 + (row >> 5 & 3) * 4", "(row & 31)) * 16 + (row & 3) * 4"),
+        "nothing to the right": ("c < across * 4; ++c", "c < blocks; ++c"),
+        "a row less downwards": ("I r = rows + (column & 3)", "I r = rows + 1 + (column & 3)"),
+        "a tile of 64 rows": ("((rows + 127) & ~(I)127)", "((rows + 63) & ~(I)63)"),
+        "one block in four downwards": ("blocks - first < 4 ? blocks - first : 4", "4"),
+        "another row's vector": ("r * stride + ((vector >> 1) - r * blocks) * 16", "((vector >> 1)) * 16"),
+        "the reciprocal of zero": ("return x == 0.0f ? of_zero : 1.0f / x;", "return 1.0f / x;"),
+        "zero for vLLM's": ("of_zero = native ? FP4_OF_ZERO : 0.0f;", "of_zero = 0.0f;"),
+        "divide by six": ("vt_float((int)top) * FP4_SIXTH", "vt_float((int)top) / 6.0f"),
+        "a lane's own maximum": ("top = largest_of_lanes(top, 2);", ""),
+        "the other lane's block": ("own == (unsigned)i ? factor : other", "own == (unsigned)i ? other : factor"),
+        "half a block's maximum": ("top = larger_pair<false>(top, __shfl_xor_sync(FULL_WARP, top, 1));", ""),
+        "bytes of a word": ("(unsigned char)(word >> 8 * j)", "(unsigned char)word"),
+        "elements by themselves": ("load(one, x, at + j, kind)", "load(one, x, at, kind)"),
+        "scales always in rows": ("if (tiled) store_scale<true, unsigned>", "if (false) store_scale<true, unsigned>"),
+    },
     "quant_fp8": {
         "NaN is the largest": ("if (keep_nan) {", "if (true) {"),
         "NaN is the largest of pairs": ("return !KEEP && b > 0x7f80u ? a : larger(a, b)", "return larger(a, b)"),

@@ -34,6 +34,7 @@ CALLS = {
     "dynamic_scaled_fp8_quant": {},
     "dynamic_per_token_scaled_fp8_quant": {},
     "per_token_group_quant_fp8": {"group_size": 16},
+    "scaled_fp4_quant": {"input_global_scale": F32([700])},
     "rms_norm_quant_fp8": {"scale": SCALE, "weight": draw((64,), "bfloat16", 1)},
     "rms_norm_dynamic_per_token_quant": {"weight": draw((64,), "bfloat16", 1)},
     "rms_norm_per_block_quant": {"weight": draw((64,), "bfloat16", 1), "group_size": 16},

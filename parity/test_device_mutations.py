@@ -135,6 +135,9 @@ def survives(family: str, name: str) -> bool:
         test_device_calls.test_strided_and_misaligned_rows(device, shift=0, gap=8)
         for op in test_device_calls_quant.CALLS if family in QUANT else ():
             test_device_calls_quant.test_slices_of_wider_rows(device, op, shift=8)
+        if family == "fp4":
+            test_device_calls_quant.test_slices_of_wider_rows(device, "scaled_fp4_quant", shift=1)
+            test_device_calls_quant.test_codes_at_any_address(device, "scaled_fp4_quant")
         if family == "attention":
             test_device_calls_attention.test_what_is_not_finite_reaches_those_who_see_it(device, rows=40, bad=math.nan)
         for seed in range(6 if family == "kv_blocks" else 0):

@@ -1,11 +1,10 @@
 // NVFP4 quantiser: e2m1 codes and e4m3 scales of blocks of 16 neighbours.
 //
 // The ladder:
-// 1. fp4_any: a thread a block, element by element: any address and stride.
-// 2. fp4_v8: two lanes a block, 16-byte loads, four-byte stores.
-// 3. fp4_bf16_deep: four vectors of bfloat16 under way a thread, maxima taken of pairs as they lie in memory; each of a
+// 1. fp4_v8: two lanes a block; 16-byte loads and four-byte stores where the addresses allow them.
+// 2. fp4_bf16_deep: four vectors of bfloat16 under way a thread, maxima taken of pairs as they lie in memory; each of a
 //    block's two lanes finds the scale of one of two blocks, with its division.
-// 4. Codes come from the pipe of float32 sums and products, which a memory-bound kernel leaves idle (fp4.cuh): with
+// 3. Codes come from the pipe of float32 sums and products, which a memory-bound kernel leaves idle (fp4.cuh): with
 //    comparisons and integers, at half their rate, the arithmetic takes longer than the bytes.
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
@@ -27,7 +26,7 @@ struct Blocks {
     }
     VT_MEMBER void put(unsigned char* scales, unsigned block, unsigned code, bool tiled) const {
         unsigned r = row(block);
-        if (tiled) store_scale<true, true>(scales, rows, r, blocks, block - r * blocks, code);
+        if (tiled) store_scale<true, unsigned>(scales, rows, r, blocks, block - r * blocks, code);
         else scales[block] = (unsigned char)code;
     }
 };
@@ -53,26 +52,43 @@ struct Quantiser {
 
 #define PARAMETERS                                                                                               \
     i64 rows, i64 width, const void* x, i64 stride, i64 kind, const float* global_scale, unsigned char* out,      \
-        unsigned char* scales, i64 rule, i64 tiled
+        unsigned char* scales, i64 rule, i64 tiled, i64 magic, i64 shift
 
-extern "C" __global__ void __launch_bounds__(256) fp4_v8(PARAMETERS, i64 magic, i64 shift) {
+VT_FN void load_eight(float (&v)[8], const void* x, i64 at, int kind, bool aligned) {
+    if (aligned) return load(v, x, at, kind);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        float one[1];
+        load(one, x, at + j, kind);
+        v[j] = one[0];
+    }
+}
+
+VT_FN void put_word(unsigned char* out, unsigned word, bool whole) {
+    if (whole) *(unsigned*)out = word;
+    else
+#pragma unroll
+        for (int j = 0; j < 4; ++j) out[j] = (unsigned char)(word >> 8 * j);
+}
+
+extern "C" __global__ void __launch_bounds__(256) fp4_v8(PARAMETERS, i64 aligned, i64 words) {
     const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
     const Quantiser by(global_scale, rule);
     unsigned at = blockIdx.x * blockDim.x + threadIdx.x, top = 0;
     bool inside = at < (unsigned)(rows * (width >> 3));
     float v[8];
     if (inside) {
-        load(v, x, blocks.in(at), (int)kind);
+        load_eight(v, x, blocks.in(at), (int)kind, aligned != 0);
         top = largest_of(v, by.native);
     }
     top = largest_of_lanes(top, 2);
     if (!inside) return;
     unsigned code = by.code(top);
-    ((unsigned*)out)[at] = by.word(v, by.factor(code));
+    put_word(out + (i64)at * 4, by.word(v, by.factor(code)), words != 0);
     if ((at & 1) == 0) blocks.put(scales, at >> 1, code, tiled != 0);
 }
 
-extern "C" __global__ void __launch_bounds__(256) fp4_bf16_deep(PARAMETERS, i64 magic, i64 shift) {
+extern "C" __global__ void __launch_bounds__(256) fp4_bf16_deep(PARAMETERS) {
     const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
     unsigned count = (unsigned)(rows * (width >> 3)), first = blockIdx.x * (256 * DEPTH) + threadIdx.x;
     Raw<8> raw[DEPTH];
@@ -100,30 +116,4 @@ extern "C" __global__ void __launch_bounds__(256) fp4_bf16_deep(PARAMETERS, i64 
             ((unsigned*)out)[at[i]] = by.word(v, own == (unsigned)i ? factor : other);
         }
     }
-}
-
-extern "C" __global__ void __launch_bounds__(256) fp4_any(PARAMETERS) {
-    i64 blocks = width >> 4, number = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (number >= rows * blocks) return;
-    i64 row = number / blocks, column = number - row * blocks;
-    const Quantiser by(global_scale, rule);
-    float v[2][8];
-    unsigned top = 0;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        float one[1];
-        load(one, x, row * stride + column * 16 + j, (int)kind);
-        v[j >> 3][j & 7] = one[0];
-        top = larger(top, largest_of(one, by.native));
-    }
-    unsigned code = by.code(top);
-    float factor = by.factor(code);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        unsigned word = by.word(v[half], factor);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) out[number * 8 + half * 4 + j] = (unsigned char)(word >> 8 * j);
-    }
-    if (tiled != 0) store_scale<true, false>(scales, rows, row, blocks, column, code);
-    else scales[number] = (unsigned char)code;
 }

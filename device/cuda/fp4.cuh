@@ -60,9 +60,9 @@ template <class I> VT_FN I tiled_place(I row, I column, I across) {
     return (((row >> 7) * across + (column >> 2)) * 32 + (row & 31)) * 16 + (row >> 5 & 3) * 4 + (column & 3);
 }
 
-// The scale of block `column` of a row. The last block of a row fills its tile up with zeros to the right, the blocks
-// of the last row do downwards (WORDS: the address allows four bytes at a time).
-template <bool TILED, bool WORDS, class I>
+// The scale of block `column` of a row. Among tiles, which start at an address of whole words, the last block of a row
+// fills its tile up with zeros to the right, and the blocks of the last row fill theirs downwards.
+template <bool TILED, class I>
 VT_FN void store_scale(unsigned char* scales, I rows, I row, I blocks, I column, unsigned code) {
     if (!TILED) {
         scales[row * blocks + column] = (unsigned char)code;
@@ -74,9 +74,6 @@ VT_FN void store_scale(unsigned char* scales, I rows, I row, I blocks, I column,
         for (I c = blocks; c < across * 4; ++c) scales[tiled_place<I>(row, c, across)] = 0;
     if (row != rows - 1) return;
     I first = column & ~(I)3, beside = blocks - first < 4 ? blocks - first : 4;
-    for (I r = rows + (column & 3); r < ((rows + 127) & ~(I)127); r += beside) {
-        unsigned char* at = scales + tiled_place<I>(r, first, across);
-        if (WORDS) *(unsigned*)at = 0u;
-        else at[0] = at[1] = at[2] = at[3] = 0;
-    }
+    for (I r = rows + (column & 3); r < ((rows + 127) & ~(I)127); r += beside)
+        *(unsigned*)(scales + tiled_place<I>(r, first, across)) = 0u;
 }
