@@ -58,7 +58,8 @@ class GoldenCase:
 
 @dataclass(frozen=True)
 class GoldenFile:
-    """What a golden file holds. `kind` is "ops" or "tokens"; `ops` counts its cases by op, `prompts` its streams."""
+    """What a golden file holds. `kind` is "ops", "tokens" or "hidden"; `ops` counts its cases by op, `prompts` its
+    streams."""
 
     path: Path
     kind: str
@@ -134,9 +135,17 @@ def token_golden(name: str) -> dict:
     return record
 
 
+def hidden_golden(name: str) -> dict:
+    """goldens/hidden/<name>.safetensors: provenance, model, ids of the prompt, and its states by name (read-only)."""
+    path = FOLDER / "hidden" / f"{name}.safetensors"
+    about, entries, start = _metadata(path, path.stat().st_mtime_ns)
+    data = np.memmap(path, np.uint8, "r", offset=start)
+    return {**about, "states": {key: _tensor(path, entries, data, key) for key in entries}}
+
+
 def list_goldens() -> list[GoldenFile]:
     """Every golden file: the headers of the op files (no tensor is read), the token files whole (they are small)."""
-    return [*_list_ops(), *_list_tokens()]
+    return [*_list_ops(), *_list_tokens(), *_list_hidden()]
 
 
 def _list_ops() -> Iterator[GoldenFile]:
@@ -156,3 +165,10 @@ def _list_tokens() -> Iterator[GoldenFile]:
         record = token_golden(path.stem)
         provenance, count = record["provenance"], len(record["prompts"])
         yield GoldenFile(path, "tokens", path.stem, provenance["build"], provenance, {}, count, {})
+
+
+def _list_hidden() -> Iterator[GoldenFile]:
+    for path in sorted((FOLDER / "hidden").glob("*.safetensors")):
+        about, _, _ = _metadata(path, path.stat().st_mtime_ns)
+        provenance = about["provenance"]
+        yield GoldenFile(path, "hidden", path.stem, provenance["build"], provenance, {}, 1, {})

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .recipe import (
-    ATTENTION, PRE_NORMS, SANDWICH_NORMS, TOKENS, Recipe, Shapes, attention, head_norms, layered, mlp, norms,
+    ATTENTION,
+    PRE_NORMS,
+    SANDWICH_NORMS,
+    TOKENS,
+    Recipe,
+    Shapes,
+    attention,
+    head_norms,
+    layered,
+    mlp,
+    norms,
 )  # fmt: skip
 
 
