@@ -108,6 +108,7 @@ class Contract:
     """Everything an op promises. Fields that do not apply are empty.
 
     rows : the axis whose entries stand alone, results included: row i of a batch has the bytes of row i by itself.
+    mirrors : by device, the arithmetic whose bytes its kernels equal, where that is not `MIRROR` in `order`.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Contract:
     rows: str | None = None
     mutates: tuple[str, ...] = ()
     upstream: str = ""
+    mirrors: Mapping[str, object] = field(default_factory=dict)
     examples: tuple[Mapping[str, object], ...] = ()
     requires: tuple[Callable, ...] = field(default=(), repr=False)
 
@@ -139,6 +141,7 @@ class Contract:
             "rounding_points": {name: list(points) for name, points in self.rounding.items()},
             "reduction_order": self.order, "parity": str(self.parity), "parity_why": self.parity.why,
             "mirror_bound": {"roundings": self.mirror.roundings, "ulps": self.mirror.ulps, "why": self.mirror.why},
+            "mirrors": {device: str(arithmetic) for device, arithmetic in self.mirrors.items()},
             "nan": self.nan, "ties": self.ties, "lse_base": self.lse_base, "layout": self.layout,
             "independent_rows": self.rows, "mutates": list(self.mutates), "upstream": self.upstream,
             "refuses": [(check.__doc__ or check.__name__).strip() for check in self.requires],

@@ -40,6 +40,10 @@ class Op:
         """The op in float32, each operation rounded, in the order its kernels declare: what a device must equal."""
         return self.evaluate(MIRROR, *args, **kwargs)
 
+    def mirror_on(self, device: str, *args, **kwargs):
+        """What the kernels of one device must equal: the mirror, or the arithmetic that the contract names for it."""
+        return self.evaluate(self.contract.mirrors.get(device, MIRROR), *args, **kwargs)
+
     def evaluate(self, nx, *args, **kwargs):
         """Check the call, then run the body in the arithmetic `nx`."""
         arguments = self.bind(args, kwargs)

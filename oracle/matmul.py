@@ -11,7 +11,7 @@ import numpy as np
 
 from vtlab.ops.contract import Bound, Choice, Parity, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS
-from vtlab.ops.numerics import Order, widen
+from vtlab.ops.numerics import PLAIN, Order, widen
 from vtlab.ops.table import op
 
 _ROW = "KERNEL-GEMM-BF16"
@@ -24,6 +24,8 @@ chain after chain. A warp that reads a row of weights, 32 bytes a lane, holds a 
 registers goes through the chains one by one, and needs one more sum an output."""
 
 _PARITY = Parity("bytes")
+_MIRRORS = {"cpu": PLAIN}
+"""A CPU takes sixteen columns at once, each a scalar loop over k: the order of KERNEL-GEMM-CPU-ELEM, without fma."""
 _WHY = "a chain of one fma for each of its ceil(K / 512) * 16 products, then at most 32 sums"
 
 
@@ -61,6 +63,7 @@ def _rows_do_not_overlap(arguments, axes):
     rounding=_ROUNDING,
     order=str(ORDER),
     parity=_PARITY,
+    mirrors=_MIRRORS,
     mirror=_bound(transposed=False),
     nan=_NAN,
     upstream="torch.matmul",
@@ -77,7 +80,8 @@ def matmul(nx, a, b, *, out_dtype=None):
     Shapes: a [M, K], b [K, N], contiguous, each float32, bfloat16 or float16; out [M, N] in `out_dtype`, by default
     that of `a`. K = 0 gives zeros.
     Rounding points: one, the store of `out`. The mirror sums in `ORDER`, from +0, each step one float32 fma: its bytes
-    equal those of `matmul_bt` on b.T.
+    equal those of `matmul_bt` on b.T. CPU kernels
+    have a mirror of their own: k ascends, each product and each sum rounds.
     Errors: ContractError for unequal K, other ranks, dtypes or layouts.
     Source: torch.matmul; the order is that of vtlab's own kernels.
     """
@@ -91,6 +95,7 @@ def matmul(nx, a, b, *, out_dtype=None):
     rounding=_ROUNDING,
     order=str(ORDER),
     parity=_PARITY,
+    mirrors=_MIRRORS,
     mirror=_bound(transposed=True),
     nan=_NAN,
     layout="a and b may be row-strided views, such as column slices of a packed tensor; out is contiguous",
@@ -108,7 +113,8 @@ def matmul_bt(nx, a, b, *, out_dtype=None):
     Shapes: a [M, K], b [N, K], rows of either may be strided, each float32, bfloat16 or float16; out [M, N] in
     `out_dtype`, by default that of `a`. K = 0 gives zeros. Row m of out depends on row m of `a` alone: its bytes
     are the same whatever M is and wherever the row stands, and likewise for the weights.
-    Rounding points: one, the store of `out`. The mirror sums in `ORDER`, from +0, each step one float32 fma.
+    Rounding points: one, the store of `out`. The mirror sums in `ORDER`, from +0, each step one float32 fma;
+    that of CPU kernels over ascending k, each product and each sum rounded.
     Errors: ContractError for unequal K, other ranks, dtypes or layouts. A weight in a block-quantised format has an
     op of its own.
     Source: vllm/model_executor/layers/utils.py, default_unquantized_gemm.
@@ -127,6 +133,7 @@ def matmul_bt(nx, a, b, *, out_dtype=None):
     rounding=_ROUNDING,
     order=str(ORDER),
     parity=_PARITY,
+    mirrors=_MIRRORS,
     mirror=_bound(transposed=False),
     nan=_NAN,
     layout="a and b need unit inner strides and rows that do not overlap; a batch stride below the row stride is fine",

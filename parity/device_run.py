@@ -14,7 +14,6 @@ from vtlab import ops
 from vtlab.device import runtime
 from vtlab.device.launch import PROVIDER
 from vtlab.ops import checking, providers
-from vtlab.ops.numerics import MIRROR
 from vtlab.ops.table import lookup
 
 from .compare import ParityError, assert_bytes
@@ -26,6 +25,8 @@ _SENTINELS = 64
 
 class Emulated:
     """NumPy arrays through launchers and emulated kernels."""
+
+    place = "cuda"
 
     def __init__(self, emulated: EmulatedRuntime | None = None, provider: str = PROVIDER):
         self.runtime, self.provider = emulated or EmulatedRuntime(), provider
@@ -55,6 +56,8 @@ class Emulated:
 class Cuda:
     """CuPy arrays through the public ops."""
 
+    place = "cuda"
+
     def __init__(self, provider: str = PROVIDER):
         import cupy
 
@@ -78,11 +81,11 @@ def tupled(results) -> tuple:
     return () if results is None else results if isinstance(results, tuple) else (results,)
 
 
-def mirror_of(op: str, arguments: dict) -> tuple[tuple, dict[str, np.ndarray]]:
+def mirror_of(op: str, arguments: dict, place: str = "cuda") -> tuple[tuple, dict[str, np.ndarray]]:
     """The mirror's results on fresh copies of the arguments, and what it left in those that the op updates."""
     found = lookup(op)
     fresh = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
-    results = tupled(found.evaluate(MIRROR, **fresh))
+    results = tupled(found.mirror_on(place, **fresh))
     return results, {name: fresh[name] for name in found.contract.mutates if fresh.get(name) is not None}
 
 
@@ -121,15 +124,15 @@ def check_case(device, case: DeviceCase) -> None:
     held the case's values before or poison; nothing beside it is written.
     """
     op, host = case.op, case.arguments()
-    want, updated = mirror_of(op, host)
+    want, updated = mirror_of(op, host, device.place)
     _check_call(device, case, host, want, updated, str(case))
     if want:
         _check_call(device, case, host, want, updated, f"{case} into out", into=True)
     if poisoned := _poisoned(case, host):
-        _check_call(device, case, host | poisoned, *mirror_of(op, host | poisoned), f"{case} on poison")
+        _check_call(device, case, host | poisoned, *mirror_of(op, host | poisoned, device.place), f"{case} on poison")
     if (fewer := halves(lookup(op), host)) is not None:
         part, rows = fewer
-        left = mirror_of(op, part)[1] if updated else {}
+        left = mirror_of(op, part, device.place)[1] if updated else {}
         _check_call(device, case, part, tuple(a[:rows] for a in want), left, f"{case} in a batch of {rows}")
 
 

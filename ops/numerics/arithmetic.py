@@ -1,4 +1,7 @@
-"""`TRUTH` and `MIRROR`: one interface, two arithmetics. An oracle is one body written against it."""
+"""`TRUTH` and `MIRROR`: one interface, two arithmetics. An oracle is one body written against it.
+
+`PLAIN` is a mirror too, of kernels that take matrix products in another order.
+"""
 
 from __future__ import annotations
 
@@ -183,6 +186,16 @@ class Mirror(Arithmetic):
         return ordered_matmul(self.load(a), np.asarray(b_t), order, fused, self.load)
 
 
+class Plain(Mirror):
+    """The mirror of kernels that sum matrix products as a scalar loop does, whatever order the op declares."""
+
+    name = "MIRROR, products over ascending k, product and sum rounded"
+
+    def matmul(self, a, b_t, order: Order = sequential, fused: bool = False) -> np.ndarray:
+        """out[m, n] = ((0 + a[m, 0] * b_t[n, 0]) + a[m, 1] * b_t[n, 1]) ..., each product and each sum rounded."""
+        return super().matmul(a, b_t, sequential, False)
+
+
 def _function(name: str, module):
     compute = getattr(module, name)
 
@@ -199,4 +212,4 @@ for _name in FUNCTIONS:
     setattr(Truth, _name, _function(_name, double))
     setattr(Mirror, _name, _function(_name, transcendental))
 
-TRUTH, MIRROR = Truth(), Mirror()
+TRUTH, MIRROR, PLAIN = Truth(), Mirror(), Plain()

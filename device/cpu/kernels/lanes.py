@@ -345,3 +345,14 @@ def lane(typing, x, index):
         return builder.extract_element(args[0], builder.trunc(args[1], I32))
 
     return signature(x.element, x, types.int64), generate
+
+
+@intrinsic
+def lanes_below(typing, count):
+    """The mask of lanes 0 ... count - 1."""
+
+    def generate(context, builder, sig, args):
+        places = ir.Constant(ir.VectorType(I64, LANES), [I64(i) for i in range(LANES)])
+        return (V(builder, places) < V(builder, splat(builder, args[0]).value)).value
+
+    return signature(mask16, types.int64), generate

@@ -99,12 +99,12 @@ def _size(element) -> int:
     return {F32: 4, F64: 8}.get(element) or element.width // 8
 
 
-def read(builder, address, index, count, element):
+def read(builder, address, index, count, element, align=None):
     """Elements index ... index + 15 of those at `address`, 0 from `count` on; all of them where `count` is None."""
     kind = ir.VectorType(element, LANES)
     at = pointer(builder, address, index, _size(element), kind)
     if count is None:
-        return builder.load(at, align=_size(element))
+        return builder.load(at, align=align or _size(element))
     full = builder.icmp_signed(">=", count, I64(LANES))
     with builder.if_else(full, likely=True) as (then, otherwise):
         with then:
@@ -137,14 +137,22 @@ def write(builder, value, address, index, count):
             _masked(builder, "store", element, value, at, I32(_size(element)), mask)
 
 
+def prefetch(builder, at) -> None:
+    """Send for the line of memory at an address that need not be mapped."""
+    there = I8.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [there, I32, I32, I32])
+    found = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(found, [builder.inttoptr(at, there), I32(0), I32(2), I32(1)])
+
+
 def from_bfloat16(codes: V) -> V:
     """int16 lanes as float32: exact."""
     return (codes.to(I32) << 16).bits(F32)
 
 
 def from_float16(codes: V) -> V:
-    """int16 lanes as float32, exact: a product moves the exponent, which makes subnormals normal; inf, NaN stay."""
-    wide = codes.to(I32)
+    """int16 or int32 lanes as float32, exact: a product moves the exponent, subnormals included; inf and NaN stay."""
+    wide = codes.to(I32) if codes.element == I16 else codes
     magnitude = wide & 0x7FFF
     scaled = ((magnitude << 13).bits(F32) * 2.0**112).bits(I32)
     special = (magnitude << 13) | 0x7F800000
@@ -152,10 +160,10 @@ def from_float16(codes: V) -> V:
 
 
 def to_bfloat16(x: V) -> V:
-    """float32 lanes rounded to int16 codes of bfloat16; NaN stays NaN."""
+    """float32 lanes rounded to int16 codes of bfloat16; a NaN keeps its sign alone."""
     bits = x.bits(I32)
     rounded = (bits + 0x7FFF + (bits.shifted_down(16) & 1)).shifted_down(16)
-    return x.differs(x).where(bits.shifted_down(16) | 0x40, rounded).to(I16)
+    return x.differs(x).where((bits.shifted_down(16) & 0x8000) | 0x7FC0, rounded).to(I16)
 
 
 def to_float16(x: V) -> V:
@@ -321,3 +329,52 @@ def scratch(typing, count):
         return builder.ptrtoint(cgutils.alloca_once(builder, kind), I64)
 
     return signature(Address, count), generate
+
+
+@intrinsic
+def get_any(typing, address, index, kind):
+    """Element `index` of those at `address`, widened to float32."""
+
+    def generate(context, builder, sig, args):
+        address, index, kind = args
+        with builder.if_else(builder.icmp_signed("==", kind, I64(FLOAT32))) as (then, otherwise):
+            with then:
+                single = builder.load(pointer(builder, address, index, 4, F32), align=4)
+                from_single = builder.block
+            with otherwise:
+                code = splat(builder, builder.load(pointer(builder, address, index, 2, I16), align=2))
+                half = builder.icmp_signed("==", kind, I64(FLOAT16))
+                either = builder.select(half, from_float16(code).lane(0), from_bfloat16(code).lane(0))
+                from_either = builder.block
+        result = builder.phi(F32)
+        result.add_incoming(single, from_single)
+        result.add_incoming(either, from_either)
+        return result
+
+    return signature(types.float32, Address, types.int64, types.int64), generate
+
+
+@intrinsic
+def allocate(typing, count):
+    """The address of `count` bytes of fresh memory, a multiple of 64."""
+
+    def generate(context, builder, sig, args):
+        kind = ir.FunctionType(I8.as_pointer(), [I64, I64])
+        found = cgutils.get_or_insert_function(builder.module, kind, "aligned_alloc")
+        size = builder.and_(builder.add(args[0], I64(127)), I64(-64))
+        return builder.ptrtoint(builder.call(found, [I64(64), size]), I64)
+
+    return signature(Address, types.int64), generate
+
+
+@intrinsic
+def release(typing, address):
+    """Give memory of `allocate` back."""
+
+    def generate(context, builder, sig, args):
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer()])
+        found = cgutils.get_or_insert_function(builder.module, kind, "free")
+        builder.call(found, [builder.inttoptr(args[0], I8.as_pointer())])
+        return context.get_dummy_value()
+
+    return signature(types.void, Address), generate

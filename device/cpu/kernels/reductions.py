@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
 from ..compiling import device
-from .lanes import F32, LANES, V, float32x16, zeros
+from .lanes import F32, I64, LANES, V, float32x16, zeros
 from .memory import Address, get_f32, load_f32, put, read, set_at, write
 
-SLOTS = 256 + 128  # float32: the partial sums of 256 threads, and what they add in one step
+SLOTS = 256 + 128
+"""float32 that a sum needs: the partial sums of 256 threads, then what they add in one step."""
+STEP = 128
+"""Elements of a row that sixteen threads add in one step."""
 
 
 def _halved(vectors):
@@ -26,25 +28,16 @@ def add_step(typing, partial, values):
 
     def generate(context, builder, sig, args):
         partial, values = args
-        v = [V(builder, read(builder, values, ir.Constant(ir.IntType(64), 16 * i), None, F32)) for i in range(8)]
-        runs = [v]
+        runs = [[V(builder, read(builder, values, I64(16 * i), None, F32)) for i in range(8)]]
         for _ in range(3):
             runs = [half for run in runs for half in _halved(run)]
-        order = [runs[int(f"{k:03b}"[::-1], 2)][0] for k in range(8)]
-        total = V(builder, read(builder, partial, ir.Constant(ir.IntType(64), 0), None, F32))
-        for part in order:
-            total = total + part
-        write(builder, total.value, partial, ir.Constant(ir.IntType(64), 0), None)
+        total = V(builder, read(builder, partial, I64(0), None, F32))
+        for k in range(8):
+            total = total + runs[int(f"{k:03b}"[::-1], 2)][0]
+        write(builder, total.value, partial, I64(0), None)
         return context.get_dummy_value()
 
     return signature(types.void, Address, Address), generate
-
-
-def _folded(x: V) -> V:
-    """Lane 0 of a tree over 16 lanes."""
-    for span in (8, 4, 2, 1):
-        x = x + x.shuffled(x, [(i + span) % LANES for i in range(LANES)])
-    return x
 
 
 @intrinsic
@@ -52,24 +45,30 @@ def fold(typing, x):
     """x0 ... x15 summed as a tree: lanes 8 apart, then 4, 2 and 1."""
 
     def generate(context, builder, sig, args):
-        return _folded(V(builder, args[0])).lane(0)
+        total = V(builder, args[0])
+        for span in (8, 4, 2, 1):
+            total = total + total.shuffled(total, [(i + span) % LANES for i in range(LANES)])
+        return total.lane(0)
 
     return signature(types.float32, float32x16), generate
 
 
 @device
-def cleared(partials):
-    """256 partial sums of +0."""
-    for i in range(0, 256, LANES):
-        put(zeros(), partials, i)
+def cleared(partials, width):
+    """The partial sums that a row of `width` elements needs, +0: sixteen where no thread beyond them gets any."""
+    put(zeros(), partials, 0)
+    if width > STEP:
+        for i in range(LANES, 256, LANES):
+            put(zeros(), partials, i)
 
 
 @device
-def joined(partials):
-    """The 256 partial sums as one: a butterfly in each warp of 32, then one over the eight warps."""
+def joined(partials, width):
+    """The partial sums as one: a butterfly in each warp of 32 threads, then one over the eight warps."""
+    if width <= STEP:
+        return fold(load_f32(partials, 0))
     for warp in range(8):
-        first = load_f32(partials, 32 * warp) + load_f32(partials, 32 * warp + 16)
-        set_at(fold(first), partials, warp)
+        set_at(fold(load_f32(partials, 32 * warp) + load_f32(partials, 32 * warp + 16)), partials, warp)
     a = get_f32(partials, 0) + get_f32(partials, 4)
     b = get_f32(partials, 1) + get_f32(partials, 5)
     c = get_f32(partials, 2) + get_f32(partials, 6)
