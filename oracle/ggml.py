@@ -13,7 +13,7 @@ from vtlab.ops.contract import EXACT, Bound, Choice, Parity, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS, IDS
 from vtlab.ops.table import op
 
-from .ggml_blocks import take_apart, values
+from . import ggml_blocks
 
 ROW = "KERNEL-QUANT-CIQ-IQUANT"
 QUANT_TYPES = Choice(WEIGHT_TYPES)
@@ -221,9 +221,13 @@ def _terms(arguments, results):
     """|d * s * q| + |dmin * m| of every element: what its roundings are relative to."""
     from vtlab.ops.numerics import TRUTH
 
-    parts = take_apart(arguments["table"][arguments["ids"]], arguments["quant_type"])
-    high = np.abs(values(TRUTH, parts._replace(dmin=None)))
-    return high if parts.dmin is None else high + np.abs(values(TRUTH, parts._replace(q=np.zeros_like(parts.q))))
+    parts = ggml_blocks.take_apart(arguments["table"][arguments["ids"]], arguments["quant_type"])
+    high = np.abs(ggml_blocks.values(TRUTH, parts._replace(dmin=None)))
+    return (
+        high
+        if parts.dmin is None
+        else high + np.abs(ggml_blocks.values(TRUTH, parts._replace(q=np.zeros_like(parts.q))))
+    )
 
 
 @op(
@@ -260,7 +264,7 @@ def embedding_quant(nx, table, ids, *, quant_type, out_dtype=None):
     are not read by the host).
     Source: ggml/src/ggml-quants.c, dequantize_row_*.
     """
-    rows = values(nx, take_apart(table[ids], quant_type))
+    rows = ggml_blocks.values(nx, ggml_blocks.take_apart(table[ids], quant_type))
     return nx.store(rows, out_dtype or np.float32)
 
 

@@ -7,7 +7,6 @@ their d comes with a power of two, `fold`, that ggml multiplies a finished sum b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +39,31 @@ def blocks_of(rows: np.ndarray, quant_type: str) -> np.ndarray:
 
 def take_apart(rows: np.ndarray, quant_type: str) -> Parts:
     """Parts of uint8 [rows, bytes]."""
-    return _PARTS[quant_type](blocks_of(rows, quant_type))
+    b = blocks_of(rows, quant_type)
+    match quant_type:
+        case "Q4_0":
+            return _q4_0(b)
+        case "Q4_1":
+            return _q4_1(b)
+        case "Q5_0":
+            return _q5_0(b)
+        case "Q5_1":
+            return _q5_1(b)
+        case "Q2_K":
+            return _q2_k(b)
+        case "Q3_K":
+            return _q3_k(b)
+        case "Q4_K":
+            return _q4_k(b)
+        case "Q5_K":
+            return _q5_k(b)
+        case "Q6_K":
+            return _q6_k(b)
+        case "IQ2_XXS":
+            return _iq2_xxs(b)
+        case "IQ3_XXS":
+            return _iq3_xxs(b)
+    return Parts(b["qs"].astype(np.int32), _wide(b["d"]))  # Q8_0, Q8_1, Q8_K: the codes are bytes
 
 
 def _wide(field: np.ndarray) -> np.ndarray:
@@ -74,11 +97,6 @@ def _q5_0(b: np.ndarray) -> Parts:
 
 def _q5_1(b: np.ndarray) -> Parts:
     return Parts(_five_bits(b), _wide(b["d"]), dmin=-_wide(b["m"]))
-
-
-def _codes(b: np.ndarray) -> Parts:
-    """Q8_0, Q8_1 and Q8_K: the codes are bytes."""
-    return Parts(b["qs"].astype(np.int32), _wide(b["d"]))
 
 
 def _q2_k(b: np.ndarray) -> Parts:
@@ -130,13 +148,6 @@ def _iq3_xxs(b: np.ndarray) -> Parts:
     a = b["signs_scales"]
     magnitudes = grid("IQ3_XXS")[b["qs"]].reshape(*a.shape, 4, 8)
     return Parts(_signed(magnitudes, a), _wide(b["d"]), 2 * (a >> 28).astype(np.int32) + 1, fold=0.25)
-
-
-_PARTS: dict[str, Callable[[np.ndarray], Parts]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _codes, "Q8_1": _codes, "Q8_K": _codes,
-    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ2_XXS": _iq2_xxs,
-    "IQ3_XXS": _iq3_xxs,
-}  # fmt: skip
 
 
 def values(nx, parts: Parts) -> np.ndarray:

@@ -6,7 +6,6 @@ returns the finished sums. One body serves rows against rows and all against all
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,12 @@ import numpy as np
 from .ggml_blocks import Parts, blocks_of, take_apart
 
 LANES = 8
-"""Float sums of Q3_K ... Q6_K: element k of a block belongs to lane k % 8."""
+_IN_LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+def lanes_of(quant_type: str) -> int:
+    """How many sums run beside each other: element k of a block belongs to lane k % 8, or all to one."""
+    return LANES if quant_type in _IN_LANES else 1
 
 
 class Sums(NamedTuple):
@@ -28,13 +32,6 @@ class Sums(NamedTuple):
     a_d: np.ndarray
     w_min: np.ndarray | None
     a_sum: np.ndarray | None
-
-
-class Form(NamedTuple):
-    """How a type's blocks are summed: its function, and the lanes that a block has."""
-
-    add_up: Callable
-    lanes: int = 1
 
 
 def _running(nx, terms, shape) -> np.ndarray:
@@ -65,15 +62,6 @@ def _with_minimum(nx, s: Sums):
         yield nx.sub(nx.mul(nx.mul(nx.load(dw), nx.load(da)), nx.load(i)), nx.mul(low, nx.load(total)))
 
 
-def _blocks(terms: Callable) -> Callable:
-    """One running sum over the blocks."""
-
-    def add_up(nx, s: Sums, shape):
-        return _running(nx, terms(nx, s), shape)
-
-    return add_up
-
-
 def _in_lanes(nx, s: Sums, shape):
     """Q3_K ... Q6_K: eight running sums of (dw * da) * lane; minimums run by themselves, and the lanes join them."""
     lanes = np.zeros((LANES, *shape), nx.dtype)
@@ -86,15 +74,6 @@ def _in_lanes(nx, s: Sums, shape):
     for lane in lanes:
         total = nx.add(total, lane)
     return total
-
-
-_LANES = Form(_in_lanes, LANES)
-FORMS = {
-    "Q4_0": Form(_blocks(_codes_first)), "Q5_0": Form(_blocks(_scales_first)), "Q8_0": Form(_blocks(_scales_first)),
-    "Q4_1": Form(_blocks(_with_minimum)), "Q5_1": Form(_blocks(_with_minimum)), "Q2_K": Form(_blocks(_with_minimum)),
-    "Q3_K": _LANES, "Q4_K": _LANES, "Q5_K": _LANES, "Q6_K": _LANES,
-    "IQ2_XXS": Form(_blocks(_scales_first)), "IQ3_XXS": Form(_blocks(_scales_first)),
-}  # fmt: skip
 
 
 class Factor(NamedTuple):
@@ -129,7 +108,7 @@ def weight(rows: np.ndarray, quant_type: str) -> Factor:
     low = None
     if parts.m is not None:
         low = _by_block(np.repeat(parts.m, 16 // parts.m.shape[2], axis=2)).astype(np.float64)
-    return Factor(_by_lane(q, FORMS[quant_type].lanes), _by_block(parts.d), low, _by_block(parts.dmin), parts.fold)
+    return Factor(_by_lane(q, lanes_of(quant_type)), _by_block(parts.d), low, _by_block(parts.dmin), parts.fold)
 
 
 def activation(rows: np.ndarray, activation_type: str, lanes: int) -> Factor:
@@ -166,5 +145,8 @@ def _row(field: np.ndarray | None) -> np.ndarray | None:
     return None if field is None else field[:, None]
 
 
-def _finish(nx, sums: Sums, w: Factor, shape, quant_type: str) -> np.ndarray:
-    return nx.mul(FORMS[quant_type].add_up(nx, sums, shape), w.fold)
+def _finish(nx, s: Sums, w: Factor, shape, quant_type: str) -> np.ndarray:
+    if lanes_of(quant_type) == LANES:
+        return _in_lanes(nx, s, shape)
+    terms = _codes_first if quant_type == "Q4_0" else _scales_first if s.w_min is None else _with_minimum
+    return nx.mul(_running(nx, terms(nx, s), shape), w.fold)

@@ -13,9 +13,9 @@ from vtlab.ops.contract import Bound, Choice, Parity, Tensor, refuse
 from vtlab.ops.numerics import TRUTH, parallel
 from vtlab.ops.table import op
 
+from . import ggml_blocks
 from .ggml import QUANT_TYPES, ROW, quantize_row_q8_0, quantize_row_q8_1, quantize_row_q8_k, random_blocks, rows_of
-from .ggml_blocks import take_apart, values
-from .ggml_dot import FORMS, Factor, activation, pairs, products, weight
+from .ggml_dot import Factor, activation, lanes_of, pairs, products, weight
 
 _QUANTISERS = {"Q8_0": quantize_row_q8_0, "Q8_1": quantize_row_q8_1, "Q8_K": quantize_row_q8_k}
 _ELEMENTS = 1 << 20  # integers of one piece of a product
@@ -37,7 +37,7 @@ def _absolute(w: Factor, a: Factor, quant_type: str, meet) -> np.ndarray:
     """The sum of magnitudes of the terms that are added up: what the roundings of a product are relative to."""
     one = w._replace(lanes=np.abs(w.lanes), d=np.abs(w.d), fold=abs(w.fold), dmin=None, low=None)
     other = a._replace(lanes=np.abs(a.lanes), d=np.abs(a.d), low=None)
-    high = meet(TRUTH, one, other, "Q8_0" if FORMS[quant_type].lanes == 1 else "Q6_K")
+    high = meet(TRUTH, one, other, "Q8_0" if lanes_of(quant_type) == 1 else "Q6_K")
     if w.dmin is None:
         return high
     low = np.abs(a.low) if w.low is None else np.abs(w.low).sum(-1)[..., None] * np.abs(a.low).sum(-1)[:, None]
@@ -71,7 +71,7 @@ def _weights(rng, axes):
 def _pair_scale(arguments, results):
     kind = arguments["quant_type"]
     w = weight(arguments["w"], kind)
-    return _absolute(w, activation(arguments["a"], quant_traits(kind).activation, FORMS[kind].lanes), kind, pairs)
+    return _absolute(w, activation(arguments["a"], quant_traits(kind).activation, lanes_of(kind)), kind, pairs)
 
 
 @op(
@@ -102,7 +102,7 @@ def vec_dot(nx, w, a, *, quant_type):
     Errors: ContractError for rows that are no whole blocks or differ in length.
     Source: ggml/src/ggml-cpu/quants.c, ggml_vec_dot_*_generic.
     """
-    factor = activation(a, quant_traits(quant_type).activation, FORMS[quant_type].lanes)
+    factor = activation(a, quant_traits(quant_type).activation, lanes_of(quant_type))
     return nx.store(pairs(nx, weight(w, quant_type), factor, quant_type), np.float32)
 
 
@@ -117,8 +117,8 @@ def _rows_match(arguments, axes):
 def _product_scale(arguments, results):
     kind, a, b = arguments["quant_type"], arguments["a"], arguments["b"]
     if kind == "Q8_K":
-        return np.abs(a.astype(np.float64)) @ np.abs(values(TRUTH, take_apart(b, kind))).T
-    factor = activation(quantised(TRUTH, a, kind), quant_traits(kind).activation, FORMS[kind].lanes)
+        return np.abs(a.astype(np.float64)) @ np.abs(ggml_blocks.values(TRUTH, ggml_blocks.take_apart(b, kind))).T
+    factor = activation(quantised(TRUTH, a, kind), quant_traits(kind).activation, lanes_of(kind))
     return _absolute(weight(b, kind), factor, kind, products)
 
 
@@ -162,10 +162,10 @@ def matmul_bt_quant(nx, a, b, *, quant_type, out_dtype=None):
     """
     out = np.empty((len(a), len(b)), out_dtype or np.float32)
     if quant_type == "Q8_K":
-        rows = nx.store(values(nx, take_apart(b, quant_type)), np.float32)
+        rows = nx.store(ggml_blocks.values(nx, ggml_blocks.take_apart(b, quant_type)), np.float32)
         out[...] = nx.store(nx.matmul(a, rows, fused=True), out.dtype)
         return out
-    factor = activation(quantised(nx, a, quant_type), quant_traits(quant_type).activation, FORMS[quant_type].lanes)
+    factor = activation(quantised(nx, a, quant_type), quant_traits(quant_type).activation, lanes_of(quant_type))
     step = max(1, _ELEMENTS // max(1, a.shape[1], factor.lanes[..., 0].size))
 
     def piece(start: int) -> None:
