@@ -53,6 +53,9 @@ def gate(
         typer.Option(help="Only this token golden, or FILE for a golden's GGUF file; may be repeated."),
     ] = None,
     record: Annotated[bool, typer.Option("--record", help="Write parity/records/oracle.json; full runs only.")] = False,
+    bisect: Annotated[
+        str | None, typer.Option(help="Only this model, e.g. glm4: its hidden states beside transformers', by layer.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where the models run: cpu, or cuda for the current GPU.")] = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -62,6 +65,10 @@ def gate(
     from .gate_run import run_gate
 
     try:
+        if bisect is not None:
+            from .bisect import run_bisect
+
+            raise typer.Exit(run_bisect(bisect, as_json=as_json, device=device))
         status = run_gate(tuple(row or ()), tuple(model or ()), record=record, as_json=as_json, device=device)
     except DeviceError as error:
         sys.exit(f"vtlab gate: {error}")

@@ -143,6 +143,14 @@ def token_table(verdicts) -> Table:
     return table
 
 
+def bisect_table(name: str, distances) -> Table:
+    """Hidden states: a line a state, those that are off in red."""
+    table = _table(f"{name}: hidden states against transformers", ("state", "left"), ("rel-L2", "right"))
+    for found in distances:
+        table.add_row(found.state, f"{found.rel_l2:.1e}", style="bold red" if found.wrong else None)
+    return table
+
+
 def position_table(verdicts) -> Table | None:
     """Every place where our choice is another token than vLLM's; None where there is none."""
     table = _table("Other choices than vLLM's, on vLLM's own prefix", ("golden", "left"), ("prompt", "right"),
