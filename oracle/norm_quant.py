@@ -17,7 +17,6 @@ from .norm import rms_norm, rms_norm_gated
 from .quant_fp8 import (
     LARGEST,
     NAN_CODES,
-    RECIPROCAL,
     ROUNDINGS,
     SCALE,
     SCALE_FLOOR,
@@ -188,7 +187,7 @@ def rms_norm_gated_quant_fp8(nx, x, gate, weight, scale, *, eps=1e-6, sigmoid_ga
                "fp8: scale and out as dynamic_per_token_scaled_fp8_quant of y",
                "int8: scale = max(f32(min(max|y|, scale_ub) / 127), 2^-23)",
                "int8: out = nearest even of f32(y / scale)"),
-        "vllm": ('y as rms_norm under "vllm_native"', "then as vt, the fp8 scale as the quantiser's"),
+        "vllm": ('y as rms_norm under "vllm_native"', "then as vt, but int8 rounds f32(y * f32(1 / scale))"),
         "vllm_native": ('y as rms_norm under "vllm_native"', "then the quantiser's native form; int8 as vt"),
     },
     order="that of rms_norm",
@@ -215,7 +214,8 @@ def rms_norm_dynamic_per_token_quant(
     Shapes: x, residual [..., H]; weight [H]; scale_ub float32 [1] or None; out codes (uint8) or int8 [..., H]; scale
     float32 [..., 1]. Returns `(out, scale)`, or `(out, scale, residual)` where a residual is given.
     Rounding points: y to x's dtype, the scale and the quotient to float32, then the code. int8 has 127 for 448 and a
-    least scale of 2^-23, and rounds to nearest even between -128 and 127.
+    least scale of 2^-23, and rounds to nearest even between -128 and 127; "vllm" (the CUDA op) multiplies by the
+    reciprocal of its scale there.
     Errors: ContractError for mismatched shapes or dtypes, eps < 0, a scale_ub that is not positive and finite.
     Source: vllm/_custom_ops.py, rms_norm_dynamic_per_token_quant.
     """
@@ -225,7 +225,8 @@ def rms_norm_dynamic_per_token_quant(
         if scale_ub is not None:
             size = nx.minimum(size, nx.load(scale_ub))
         scale = nx.maximum(single(nx, nx.div(size, 127)), _INT8_FLOOR)
-        whole = np.clip(np.rint(single(nx, nx.div(y, scale))), -128, 127)
+        value = times_reciprocal(nx, y, scale) if rounding == "vllm" else single(nx, nx.div(y, scale))
+        whole = np.clip(np.rint(value), -128, 127)
         found = np.nan_to_num(whole).astype(np.int8), nx.store(scale, np.float32)
     else:
         found = token_quant(nx, y, scale_ub, rounding)
@@ -241,7 +242,7 @@ def _block_quant(nx, y, group_size, column_major, rounding, size_ub=None, scale_
     size = largest(nx, grouped)
     if size_ub is not None:
         size = nx.minimum(size, nx.load(size_ub))
-    scale = single(nx, nx.mul(size, RECIPROCAL) if rounding == "vllm" else nx.div(size, LARGEST))
+    scale = single(nx, nx.div(size, LARGEST))
     if scale_ub is not None:
         scale = nx.minimum(scale, nx.load(scale_ub))
     scale = nx.maximum(scale, SCALE_FLOOR)
@@ -261,7 +262,7 @@ _TWO = Choice(("vt", "vllm"))
     rounding={
         "vt": ("residual = round(x + residual)", "y = round(residual_or_x * inv * w) to x's dtype",
                "scale = max(f32(min(max|y|, scale_ub) / 448), f32(1 / (448 * 512)))", "out = e4m3(f32(y / scale))"),
-        "vllm": ('y as rms_norm under "vllm_native"', "scale = max(f32(max|y| * f32(1 / 448)), ...)", "out as vt"),
+        "vllm": ('y as rms_norm under "vllm_native"', "scale and out as vt"),
     },
     order="that of rms_norm",
     parity=Parity("bytes"),
@@ -338,8 +339,7 @@ def silu_and_mul_quant(nx, x, scale, *, rounding="vt"):
     rounding={
         "vt": ("y = round(silu(gate) * up) to x's dtype",
                "scale = max(min(f32(max|y| / 448), scale_ub), f32(1 / (448 * 512)))", "out = e4m3(f32(y / scale))"),
-        "vllm": ("y = f32(silu(gate) * up), never rounded to x's dtype", "scale = max(f32(max|y| * f32(1 / 448)), ...)",
-                 "out as vt"),
+        "vllm": ("y = f32(silu(gate) * up), never rounded to x's dtype", "scale and out as vt"),
     },
     parity=Parity("bytes"),
     mirror=Bound("1", scale=_sizes, ulps=1, why=_SILU_WHY),

@@ -18,7 +18,6 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
 SCALE_FLOOR = float(np.float32(1 / (448 * 512)))
 """The least scale of a token: 4.3596542e-06, exactly float32(1/448) / 512."""
-RECIPROCAL = float(np.float32(1 / 448))
 NAN_CODES = {"vt": 0x7F, "vllm": 0x7E, "vllm_native": 0x7F}
 """What a NaN becomes: vLLM's CUDA kernels clamp it to +448."""
 ROUNDINGS = Choice(("vt", "vllm", "vllm_native"))
@@ -151,8 +150,7 @@ def token_quant(nx, value, scale_ub, rounding):
     size = largest(nx, value, keep_nan=native)
     if scale_ub is not None:
         size = nx.minimum(size, nx.load(scale_ub))
-    scale = nx.mul(size, RECIPROCAL) if rounding == "vllm" else nx.div(size, LARGEST)
-    scale = nx.maximum(single(nx, scale), SCALE_FLOOR)
+    scale = nx.maximum(single(nx, nx.div(size, LARGEST)), SCALE_FLOOR)
     v = times_reciprocal(nx, value, scale) if native else nx.div(value, scale)
     return e4m3(nx, v, NAN_CODES[rounding]), nx.store(scale, np.float32)
 
@@ -168,7 +166,7 @@ def token_quant(nx, value, scale_ub, rounding):
     rounding={
         "vt": ("scale = max(f32(min(max|x|, scale_ub) / 448), f32(1 / (448 * 512)))", "v = f32(x / scale)",
                "out = e4m3(v)"),
-        "vllm": ("as vt, but the scale is f32(max|x| * f32(1 / 448))",),
+        "vllm": ("as vt",),
         "vllm_native": ("as vt, but v = f32(x * f32(1 / scale))",),
     },
     parity=Parity("bytes"),
@@ -189,8 +187,8 @@ def dynamic_per_token_scaled_fp8_quant(nx, x, *, scale_ub=None, rounding="vt"):
     """scale[t] = max(min(max|x[t]|, scale_ub) / 448, 1 / (448 * 512)); out = e4m3(x / scale).
 
     Shapes: x [..., K]; scale_ub float32 [1] or None; out codes [..., K]; scale float32 [..., 1].
-    Rounding points: the scale and the quotient to float32, then the code. "vllm" (the CUDA op) was seen to multiply by
-    f32(1/448) for the scale; "vllm_native" multiplies by the scale's reciprocal for the code.
+    Rounding points: the scale and the quotient to float32, then the code. "vllm" (the CUDA op) differs in the code of
+    a NaN only; "vllm_native" multiplies by the scale's reciprocal for the code.
     Errors: ContractError for a scale_ub that is not positive and finite.
     Source: vllm/_custom_ops.py, scaled_fp8_quant; vllm/model_executor/layers/quantization/input_quant_fp8.py.
     """

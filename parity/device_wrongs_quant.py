@@ -44,10 +44,10 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "one warp's maximum": ("lane < count ? tops[lane] : 0u", "lane < 1 ? tops[lane] : 0u"),
         "the bound forgotten": (
-            "if (size_ub != nullptr) size = vt_minimum(size, size_ub[0]);\n    float scale = rule",
-            "float scale = rule",
+            "if (size_ub != nullptr) size = vt_minimum(size, size_ub[0]);\n    float scale = over",
+            "float scale = over",
         ),
-        "always multiply": ("rule == VLLM ? size * E4M3_RECIPROCAL : over_largest(size)", "size * E4M3_RECIPROCAL"),
+        "always multiply": ("float scale = over_largest(size)", "float scale = size * E4M3_RECIPROCAL"),
         "an infinite size": ("return size < VT_INF ? corrected : scale;", "return corrected;"),
         "tiny sizes": ("size < 0x1p-90f ? size / E4M3_LARGEST : over_largest(size)", "over_largest(size)"),
         "no least scale": (

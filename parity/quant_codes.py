@@ -6,10 +6,8 @@ import math
 from bisect import bisect_left
 from fractions import Fraction
 
-import ml_dtypes
 import numpy as np
 
-from .compare import ParityError, ordered
 from .scalar import rounded
 
 
@@ -60,37 +58,3 @@ def largest(values) -> float:
 def codes(values, like: np.ndarray, nan: int = 0x7F) -> np.ndarray:
     """Codes of float32 values as an array in the shape of `like`."""
     return np.array([code_of(value, nan) for value in values], np.uint8).reshape(like.shape)
-
-
-def assert_codes(got, value, near: float, moved: float = 0.0, share: float = 0.0, nan: int = 0x7F, what: str = ""):
-    """Codes of a peer against the float64 values that they should round.
-
-    Where no value within a relative `near` of `value` (the peer's own float32 roundings) has another code, the bytes
-    are equal, but for a `share` of the elements, whose values may have `moved` relatively, by a flip of an earlier
-    rounding.
-    """
-    e4m3 = ml_dtypes.float8_e4m3fn
-    value = np.asarray(value, np.float64)
-
-    def bracket(width):
-        size = np.where(np.isfinite(value), np.abs(value), 0) * width
-        with np.errstate(all="ignore"):
-            low, high = (np.clip(v, -448, 448).astype(np.float32).astype(e4m3) for v in (value - size, value + size))
-        return low, high
-
-    want = np.where(np.isnan(value), np.uint8(nan), 0)
-    isnan = np.isnan(value)
-    low, high = bracket(near)
-    certain = (low.view(np.uint8) == high.view(np.uint8)) & ~isnan
-    wrong = np.where(isnan, got != want, certain & (got != low.view(np.uint8)))
-    found = ordered(got.view(e4m3))
-    between = (ordered(low) <= found) & (found <= ordered(high))
-    wrong |= ~isnan & ~certain & ~between
-    low, high = bracket(near + moved)
-    far = wrong & ~((ordered(low) <= found) & (found <= ordered(high)) & ~isnan)
-    if far.any() or wrong.mean() > share:
-        at = tuple(int(i) for i in np.argwhere(far if far.any() else wrong)[0])
-        raise ParityError(
-            f"{what}: {int(wrong.sum())} of {wrong.size} codes differ, {int(far.sum())} by more than flips explain; "
-            f"{list(at)}: got 0x{int(got[at]):02x} of {value[at]!r}"
-        )

@@ -85,10 +85,10 @@ VT_FN float over_largest(float size) {
 }
 
 // The scale of what is `top` large: `size_ub` bounds the size, `scale_ub` the scale; either may be null.
-VT_FN float floored_scale(unsigned top, int rule, const float* size_ub, const float* scale_ub) {
+VT_FN float floored_scale(unsigned top, const float* size_ub, const float* scale_ub) {
     float size = vt_float((int)top);
     if (size_ub != nullptr) size = vt_minimum(size, size_ub[0]);
-    float scale = rule == VLLM ? size * E4M3_RECIPROCAL : over_largest(size);  // what is tiny goes under the floor
+    float scale = over_largest(size);  // what is tiny goes under the floor
     if (scale_ub != nullptr) scale = vt_minimum(scale, scale_ub[0]);
     return vt_maximum(scale, SCALE_FLOOR);
 }
@@ -208,12 +208,16 @@ struct TokenCodes {
 
     VT_MEMBER bool keeps_nan() const { return rule == VLLM_NATIVE && !int8; }
     VT_MEMBER float scale(unsigned top) const {
-        return int8 ? int8_scale(top, scale_ub) : floored_scale(top, rule, scale_ub, nullptr);
+        return int8 ? int8_scale(top, scale_ub) : floored_scale(top, scale_ub, nullptr);
     }
     VT_MEMBER Divisor divisor(float scale, unsigned top) const { return Divisor(scale, top, rule == VLLM_NATIVE); }
     template <int V> VT_MEMBER void put(i64 at, const float (&x)[V], const Divisor& by) const {
-        if (int8) return store_int8(out, at, x, by.scale);
         float q[V];
+        if (int8 && rule == VLLM) {
+            products(q, x, by.inverse);
+            return store_int8(out, at, q, 1.0f);
+        }
+        if (int8) return store_int8(out, at, x, by.scale);
         by.divide(q, x);
         store_e4m3(out, at, q, nan);
     }

@@ -138,7 +138,7 @@ struct Quantised {
             unsigned top = inside ? largest_of_bf16(y[0], false) : 0u;
             top = largest_of_lanes(top, min_of(1 << group_shift, lanes));
             if (!inside) return;
-            Divisor by(floored_scale(top, codes.rule, codes.scale_ub, nullptr), top, false);
+            Divisor by(floored_scale(top, codes.scale_ub, nullptr), top, false);
             widen(v, y[0], BF16);
             codes.put(row * (i64)width + first, v, by);
             if ((first & ((8 << group_shift) - 1)) == 0)
@@ -151,7 +151,7 @@ struct Quantised {
                 if (first + g * SPAN < width) tops[g] = largest_pair<false>(y[g].a);
             GroupScales<D> found;
             found.template join<false>(tops, min_of(1 << group_shift, lanes), [&](unsigned top) {
-                return floored_scale(top, codes.rule, codes.scale_ub, nullptr);
+                return floored_scale(top, codes.scale_ub, nullptr);
             });
             int within = first & ((8 << group_shift) - 1), begin = first - within + found.own * SPAN;
             if (within < 8 * D && begin < width)
@@ -401,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAM
     if (raw.inside(0)) silu_values(y, raw.gate[0], raw.up[0], (int)kind, rule);
     unsigned top = largest_of_lanes(largest_of(y, false), 1 << lane_shift);
     if (!raw.inside(0)) return;
-    Divisor by(floored_scale(top, (int)rule, nullptr, scale_ub), top, false);
+    Divisor by(floored_scale(top, nullptr, scale_ub), top, false);
     by.divide(q, y);
     store_e4m3(out, (i64)raw.number(0) * 8, q, (unsigned)nan);
     unsigned column = raw.number(0) - raw.row[0] * per_row;
@@ -425,7 +425,7 @@ extern "C" __global__ void __launch_bounds__(64) silu_group_bf16_deep(SILU_GROUP
     }
     GroupScales<GROUP_DEPTH> found;
     found.join<false>(tops, 1 << lane_shift,
-                      [&](unsigned top) { return floored_scale(top, VT, nullptr, scale_ub); });
+                      [&](unsigned top) { return floored_scale(top, nullptr, scale_ub); });
     unsigned row = raw.row[0], stored = raw.number(found.own);
 #pragma unroll
     for (int d = 1; d < GROUP_DEPTH; ++d)
@@ -471,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(256) silu_group_kept_bf16(SILU_GROU
     some |= others;
     top = largest_of_lanes(largest_of(y, false), 1 << lane_shift);
     if (!raw.inside(0)) return;
-    Divisor by(floored_scale(top, VLLM, nullptr, scale_ub), top, false);
+    Divisor by(floored_scale(top, nullptr, scale_ub), top, false);
     by.divide(q, y);
     others = 0;
 #pragma unroll
@@ -507,7 +507,7 @@ extern "C" __global__ void __launch_bounds__(256) silu_group_any(SILU_GROUP_PARA
     }
     top = largest_of_warp(top);
     if (!inside) return;
-    Divisor by(floored_scale(top, (int)rule, nullptr, scale_ub), top, false);
+    Divisor by(floored_scale(top, nullptr, scale_ub), top, false);
     if ((threadIdx.x & 31) == 0) scales[row * row_step + group * group_step] = by.scale;
     for (i64 at = begin + (threadIdx.x & 31); at < end; at += 32) {
         value(at);

@@ -203,7 +203,7 @@ struct GroupCodes {
 
     VT_MEMBER bool keeps_nan() const { return rule == VLLM_NATIVE; }
     VT_MEMBER float scale(unsigned top) const {
-        if (floored) return floored_scale(top, rule, scale_ub, nullptr);
+        if (floored) return floored_scale(top, scale_ub, nullptr);
         float size = vt_float((int)top);
         if (rule != VLLM_NATIVE) size = vt_maximum(size, eps);
         float scale = size < 0x1p-90f ? size / E4M3_LARGEST : over_largest(size);
