@@ -18,8 +18,8 @@ def attention(step: Step, index: int, hidden, tune_q=None):
     keys and values of its own. tune_q : (step, rotated q) -> the queries that attend.
     """
     config, batch, layer, cache = step.config.layers[index], step.batch, step.layers[index], step.caches[index]
-    q, k, v = _heads(step, config, layer, step.project("qkv", hidden, layer.qkv))
-    cos_sin = step.cos_sin.get(config.kind)
+    cos_sin = step.tables.get(config.kind)
+    q, k, v = _heads(step, config, layer, step.project("qkv", hidden, layer.qkv), cos_sin is not None)
     q = _rotate_and_store(step, q, k, v, cos_sin, cache)
     if tune_q is not None:
         q = tune_q(step, q)
@@ -38,16 +38,16 @@ def attention(step: Step, index: int, hidden, tune_q=None):
     return step.project("mixed", out.reshape(step.tokens, -1), layer.o)
 
 
-def _heads(step: Step, config, layer, qkv):
+def _heads(step: Step, config, layer, qkv, rotated: bool):
     """q, k and v by head, normed where the layer has weights for it; k and v are None without tensors of their own."""
     if config.kv_layer is not None:
         return _normed(step, "q", _by_head(qkv, config.head_dim), layer), None, None
     sizes = (config.q_size, config.kv_size, config.kv_size)
-    if layer.get("q_norm") is None:
+    if rotated and layer.get("q_norm") is None:
         first, second = sizes[0], sizes[0] + sizes[1]
         parts = qkv[:, :first], qkv[:, first:second], qkv[:, second:]
     else:
-        # in memory of their own: the norms read them as rows
+        # in memory of their own: norms read them as rows, and so does attention
         out = step.together(*(step.rows(name, size) for name, size in zip("qkv", sizes)))
         parts = ops.qkv_split(qkv, q_size=sizes[0], k_size=sizes[1], v_size=sizes[2], out=out)
     return tuple(_normed(step, name, _by_head(part, config.head_dim), layer) for name, part in zip("qkv", parts))
@@ -70,8 +70,7 @@ def _rotate_and_store(step: Step, q, k, v, cos_sin, cache):
     """Rotated queries; rotated keys and the values go into the cache."""
     positions, slots, is_neox = step.batch.positions, step.batch.slot_mapping, step.config.rope_is_neox
     if k is None:
-        out = step.rows("q_rotated", *q.shape[1:])
-        return ops.rope_from_cache(q, None, positions, cos_sin, is_neox=is_neox, out=out)
+        return q if cos_sin is None else step.rotate("q_rotated", q, cos_sin)
     if cos_sin is None:
         ops.reshape_and_cache(k, v, cache.key, cache.value, slots)
         return q

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from .config import FULL, SLIDING, LayerConfig, ModelConfig
 from .config_hf import at_least_one, positive
@@ -19,6 +21,15 @@ class GGUFFields(Fields):
         super().__init__(metadata, file, prefix, defaults)
         self.tensors = tensors
 
+    def integers(self, name: str, count: int) -> tuple[int, ...]:
+        """One integer for each layer, or one for all."""
+        value = self.get(name)
+        if (isinstance(value, Sequence) and not isinstance(value, str)) or isinstance(value, np.ndarray):
+            if len(value) != count or not all(isinstance(one, (int, np.integer)) for one in value):
+                raise self.error(name, value, f"{count} integers")
+            return tuple(int(one) for one in value)
+        return (self.integer(name),) * count
+
 
 def read(metadata: Mapping, tensors: Mapping, file: str | Path) -> ModelConfig:
     """`ModelConfig` of GGUF metadata; FormatError, naming the key, for whatever this code cannot honour.
@@ -33,13 +44,13 @@ def read(metadata: Mapping, tensors: Mapping, file: str | Path) -> ModelConfig:
     return ModelConfig(**family.gguf(GGUFFields(metadata, tensors, file, f"{arch}.", {})))
 
 
-def common(given: GGUFFields, kinds: tuple[str, ...] | None = None, partial_rope: bool = False) -> dict:
+def common(given: GGUFFields, layers: tuple[LayerConfig, ...] | None = None, partial_rope: bool = False) -> dict:
     """`ModelConfig`'s arguments as most families mean them.
 
-    kinds : of the layers, by default all full. partial_rope : whether a head may have lanes that are not rotated.
+    layers : by default `uniform` ones, all full. partial_rope : whether a head may have lanes that are not rotated.
     """
     given.only("expert_count", (0,), 0)
-    layers = uniform(given, kinds or (FULL,) * at_least_one(given, "block_count"))
+    layers = layers or uniform(given, periodic(given, 1))
     head_dim = layers[0].head_dim
     if not partial_rope:
         given.only("rope.dimension_count", (head_dim,), head_dim)

@@ -25,12 +25,15 @@ def read(data: Mapping, file: str | Path) -> ModelConfig:
     return ModelConfig(**family.hf(Fields(data, file, defaults=family.defaults)))
 
 
-def common(given: Fields) -> dict:
-    """`ModelConfig`'s arguments as most families mean them; what is missing reads as the family's defaults."""
+def common(given: Fields, layers: tuple[LayerConfig, ...] | None = None) -> dict:
+    """`ModelConfig`'s arguments as most families mean them; what is missing reads as the family's defaults.
+
+    layers : by default `uniform` ones.
+    """
     for name in ("quantization_config", "compression_config"):
         given.only(name, (None,))
     given.only("use_bidirectional_attention", (False,), False)
-    layers = uniform(given, layer_types(given))
+    layers = layers or uniform(given, layer_types(given))
     stops = given.get("eos_token_id")
     return {
         "vocab_size": given.integer("vocab_size"),

@@ -33,9 +33,10 @@ class Decoder:
         self.dtype = weights.embed.dtype
         self.max_positions = min(max_positions or config.max_position_embeddings, config.max_position_embeddings)
         self._fresh = Fresh(self.arrays)
-        self._cos_sin = {kind: self.arrays.send(self._table(kind)) for kind in weights.rope}
+        tables = {kind: self._rotary(kind) for kind in weights.rope} | self.family.tables(config, self.max_positions)
+        self._tables = {name: self.arrays.send(table) for name, table in tables.items()}
 
-    def _table(self, kind: str):
+    def _rotary(self, kind: str):
         """cos and sin of every position, for the layers of a kind."""
         head_dim = next(layer.head_dim for layer in self.config.layers if layer.kind == kind)
         return ops.rope_build_cache(
@@ -70,7 +71,7 @@ class Decoder:
         The batch lives where the model does. keep : (name, shape, dtype) -> where to put a result, or None for fresh
         memory; results of one name are not needed at the same time.
         """
-        step = Step(self.config, self.weights, self._cos_sin, self.arrays, batch, caches, keep or self._fresh)
+        step = Step(self.config, self.weights, self._tables, self.arrays, batch, caches, keep or self._fresh)
         hidden, residual = self.family.embed(step), None
         for index in range(len(self.weights.layers)):
             hidden, residual = self.family.layer(step, index, hidden, residual)

@@ -6,7 +6,7 @@ slots that it has, another layer. docs/models.md shows how.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from vtlab import ops
 
 from . import config_gguf, config_hf, slots
-from .config import ModelConfig
+from .config import LayerConfig, ModelConfig
 from .config_gguf import GGUFFields
 from .fields import Fields
 from .slots import Slot
@@ -26,7 +26,7 @@ class Family:
 
     architectures, model_types : of Hugging Face's config.json. gguf_names : llama.cpp's general.architecture.
     defaults : what fields of config.json that are not there mean, as in the family's configuration class.
-    activation, activation_field : the MLP's, and where config.json names it.
+    activation, activation_field : the MLP's name, and where config.json has it. activate : the op.
     one_more : norms multiply with 1 + w. paired : llama.cpp stores the rotary pairs of q and k together.
     hf_layers : what the names of a layer's tensors begin with.
     """
@@ -38,6 +38,7 @@ class Family:
     defaults: ClassVar[Mapping[str, object]] = {}
     activation: ClassVar[str] = "silu"
     activation_field: ClassVar[str] = "hidden_act"
+    activate: ClassVar[Callable] = staticmethod(ops.silu_and_mul)
     one_more: ClassVar[bool] = False
     paired: ClassVar[bool] = False
     hf_layers: ClassVar[str] = "model.layers"
@@ -49,11 +50,19 @@ class Family:
         for name in ("attention_bias", "mlp_bias"):
             given.only(name, (False,), False)
         given.only(self.activation_field, (self.activation,), self.activation)
-        return {"family": self.name, **config_hf.common(given)}
+        return {"family": self.name, **config_hf.common(given, self.layers(given))}
+
+    def layers(self, given: Fields) -> tuple[LayerConfig, ...]:
+        """Its layers by config.json."""
+        return config_hf.uniform(given, config_hf.layer_types(given))
 
     def gguf(self, given: GGUFFields) -> dict:
         """`ModelConfig`'s arguments from GGUF metadata; FormatError, naming the key, for what is not honoured."""
-        return {"family": self.name, **config_gguf.common(given)}
+        return {"family": self.name, **config_gguf.common(given, self.gguf_layers(given))}
+
+    def gguf_layers(self, given: GGUFFields) -> tuple[LayerConfig, ...]:
+        """Its layers by GGUF metadata."""
+        return config_gguf.uniform(given, config_gguf.periodic(given, 1))
 
     def gguf_rope(self, config: ModelConfig, gguf) -> Mapping[str, Mapping]:
         """The rotary parameters, with the frequency divisors worked in that a GGUF file has as tensors."""
@@ -89,6 +98,10 @@ class Family:
 
     # Its forward.
 
+    def tables(self, config: ModelConfig, positions: int) -> Mapping[str, np.ndarray]:
+        """Arrays with a row for each position that its layers read, besides the rotary tables."""
+        return {}
+
     def embed(self, step: Step):
         """What goes into the first layer, [T, hidden_size]."""
         return step.embed()
@@ -99,7 +112,11 @@ class Family:
         hidden, residual = step.add_norm("attn", hidden, layer.attn_norm, residual)
         hidden = step.attention(index, hidden)
         hidden, residual = step.add_norm("ffn", hidden, layer.ffn_norm, residual)
-        return step.gated_mlp(layer, hidden, ops.silu_and_mul), residual
+        return step.gated_mlp(layer, hidden, self.activate), residual
+
+    def leaving(self, step: Step, index: int, hidden, residual):
+        """The residual stream behind layer `index`, of what `layer` returned: to look at, no part of a forward."""
+        return hidden if residual is None else step.add("leaving", hidden, residual)
 
     def head(self, step: Step, hidden, residual):
         """Logits [rows to sample, V] of what comes out of the last layer."""

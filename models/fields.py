@@ -27,6 +27,10 @@ class Fields:
         """Whether the file itself has the field."""
         return self.data.get(self.prefix + name) is not None
 
+    def is_null(self, name: str) -> bool:
+        """Whether the file has the field, and null in it, which can mean another thing than no field."""
+        return self.prefix + name in self.data and self.data[self.prefix + name] is None
+
     def error(self, name: str, got: object, want: object) -> FormatError:
         return FormatError(self.file, None, self.prefix + name, "nothing" if got is None else repr(got), want)
 

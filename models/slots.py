@@ -23,6 +23,7 @@ class Slot:
     hf, gguf : its name in either spelling, within a layer or whole; None where a spelling does not have it.
     gguf_rows : the file's row that is row i of the model, where llama.cpp stores rows in another order.
     from_hf : what else is done to Hugging Face's values. dtype : what the model keeps, where it is not its own dtype.
+    scalar : kept as a number, rounded to the model's dtype. constant : the values, where no file has them.
     """
 
     target: str
@@ -32,6 +33,8 @@ class Slot:
     gguf_rows: np.ndarray | None = None
     from_hf: Array | None = None
     dtype: str | None = None
+    scalar: bool = False
+    constant: np.ndarray | None = None
     layer: int | None = None
 
     def name(self, gguf: bool) -> str | None:
@@ -56,6 +59,17 @@ def norm(target: str, hf: str | None, gguf: str | None, size: int, one_more: boo
     if one_more:
         return Slot(target, *names, (size,), from_hf=add_one, dtype="float32")
     return Slot(target, *names, (size,))
+
+
+def layer_norm(target: str, hf: str, size: int) -> Iterator[Slot]:
+    """The weight and the bias of a LayerNorm."""
+    yield Slot(target, f"{hf}.weight", None, (size,))
+    yield Slot(f"{target}_bias", f"{hf}.bias", None, (size,))
+
+
+def constant(target: str, values: np.ndarray) -> Slot:
+    """What a family needs as an array and no file holds."""
+    return Slot(target, None, None, values.shape, constant=values)
 
 
 def add_one(weight: np.ndarray) -> np.ndarray:

@@ -32,7 +32,8 @@ Keep = Callable[[str, tuple[int, ...], np.dtype], object]
 class Step:
     """The batch, the weights, the caches, and where results go.
 
-    cos_sin : rotary table of each kind of layer. keep : (name, shape, dtype) -> where to put a result, or None.
+    tables : what is read at a token's position: the rotary table of each kind of layer, and the family's own.
+    keep : (name, shape, dtype) -> where to put a result, or None. kept : what a family makes once for all layers.
     tokens : rows of the results; those of the batch, until `sampled` leaves some of them.
     """
 
@@ -40,14 +41,15 @@ class Step:
         self,
         config: ModelConfig,
         weights: Weights,
-        cos_sin: Mapping[str, object],
+        tables: Mapping[str, object],
         arrays: Arrays,
         batch: Batch,
         caches: list[KVCache],
         keep: Keep,
     ):
-        self.config, self.weights, self.layers, self.cos_sin = config, weights, weights.layers, cos_sin
+        self.config, self.weights, self.layers, self.tables = config, weights, weights.layers, tables
         self.arrays, self.batch, self.caches, self.keep = arrays, batch, caches, keep
+        self.kept: dict[str, object] = {}
         self.dtype, self.tokens = weights.embed.dtype, len(batch.token_ids)
 
     def rows(self, name: str, *shape: int, dtype=None):
@@ -77,9 +79,24 @@ class Step:
         return ops.add(a, b, out=self.rows(name, *a.shape[1:]))
 
     def project(self, name: str, x, linear: Linear):
-        width = linear.out_features
-        buffer = lambda which, dtype: self.rows(f"{name} {which}" if which else name, width, dtype=dtype)
-        return linear.apply(x, buffer)
+        return linear.apply(x, self._buffers(name, linear))
+
+    def _buffers(self, name: str, linear: Linear):
+        return lambda which, dtype: self.rows(f"{name} {which}" if which else name, linear.out_features, dtype=dtype)
+
+    def project_relu(self, name: str, x, linear: Linear):
+        """relu(x W^T + b), which rounds once; the bias and the ReLU are a fused chain."""
+        if linear.bias is None:
+            product = self.project(f"{name} product", x, linear)
+            return ops.relu(product, out=self.rows(name, linear.out_features))
+        buffer = self._buffers(name, linear)
+        last = buffer("" if self.dtype == np.float32 else "sum", np.float32)
+        summed = fused_chain("bias_relu", x=linear.product(x, buffer), bias=linear.bias, out=last)
+        return summed if self.dtype == np.float32 else ops.cast_bf16(summed, out=buffer("", self.dtype))
+
+    def layer_norm(self, name: str, x, weight, bias):
+        """LayerNorm over the last axis; without weights where they are None."""
+        return ops.layer_norm(x, weight, bias, eps=self.config.norm_eps, out=self.rows(name, x.shape[1]))
 
     def norm(self, name: str, x, weight):
         """RMSNorm over the last axis."""
@@ -108,17 +125,26 @@ class Step:
     def _normed_and_residual(self, name: str, width: int):
         return self.together(self.rows(name, width), self.rows(f"{name}_residual", width))
 
+    def rotate(self, name: str, q, table):
+        """Queries turned by the rows of a table at their positions."""
+        out = self.rows(name, *q.shape[1:])
+        return ops.rope_from_cache(q, None, self.batch.positions, table, is_neox=self.config.rope_is_neox, out=out)
+
     # Blocks.
 
-    def attention(self, index: int, hidden):
+    def attention(self, index: int, hidden, tune_q: Callable | None = None):
         """Attention of layer `index` over its cache, from the normed input to the output projection."""
-        return attention(self, index, hidden)
+        return attention(self, index, hidden, tune_q)
 
     def gated_mlp(self, layer: Layer, hidden, activation: Callable):
         """down(activation(gate) * up)"""
         gate_up = self.project("gate_up", hidden, layer.gate_up)
         out = self.rows("activated", layer.down.in_features)
         return self.project("down", activation(gate_up, rounding="vllm", out=out), layer.down)
+
+    def relu_mlp(self, up: Linear, down: Linear, hidden):
+        """down(relu(up))"""
+        return self.project("down", self.project_relu("activated", hidden, up), down)
 
     def sampled(self, hidden, residual):
         """The rows to sample of both; from here on there are no others."""

@@ -21,7 +21,8 @@ _READABLE = ("float32", "bfloat16", "float16", "float64")
 
 
 class Layer(SimpleNamespace):
-    """The tensors of one layer by the targets of its family's slots: a `Linear` for a matrix, an array for a vector.
+    """The tensors of one layer by the targets of its family's slots: a `Linear` for a matrix, an array for a vector,
+    a float for a scalar.
 
     qkv and gate_up are single linears; Gemma's norm weights are kept as float32(1 + w).
     """
@@ -47,6 +48,8 @@ class Weights(Layer):
         done: dict[int, object] = {}
 
         def once(value):
+            if isinstance(value, float):
+                return value
             if id(value) not in done:
                 done[id(value)] = value.mapped(once) if isinstance(value, Linear) else function(value)
             return done[id(value)]
@@ -64,7 +67,7 @@ class Weights(Layer):
         """
         tensors = FAMILIES[config.family].renamed(config, tensors)
         wanted = _check(config, tensors, gguf=False)
-        for slot in wanted:
+        for slot in (slot for slot in wanted if slot.hf):
             kind = np.dtype(tensors[slot.hf].dtype).name
             if kind not in _READABLE:
                 raise FormatError(config.file, None, slot.hf, f"dtype {kind}", " or ".join(_READABLE))
@@ -91,9 +94,10 @@ class Weights(Layer):
 
 
 def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool) -> list[Slot]:
-    """The slots that the file fills."""
+    """The slots that the file fills, and constants."""
     family = FAMILIES[config.family]
-    wanted = [slot for slot in family.slots(config) if slot.name(gguf)]
+    slots = list(family.slots(config))
+    wanted = [slot for slot in slots if slot.name(gguf)]
     names = {slot.name(gguf) for slot in wanted}
     missing = sorted(names - set(tensors))
     if missing:
@@ -106,7 +110,7 @@ def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool) -> list[Slot]:
         shape = tuple(tensors[slot.name(gguf)].shape)
         if shape != slot.shape:
             raise FormatError(config.file, None, slot.name(gguf), f"shape {shape}", f"shape {slot.shape}")
-    return wanted
+    return [slot for slot in slots if slot.name(gguf) or slot.constant is not None]
 
 
 def _assemble(
@@ -116,27 +120,30 @@ def _assemble(
     for slot in wanted:
         parts.setdefault(slot.layer, {}).setdefault(slot.target, []).append(slot)
 
+    def values(slot: Slot) -> np.ndarray:
+        return read(slot) if slot.constant is None else slot.constant
+
     def merged(slots: list[Slot]) -> np.ndarray:
         """The parts in one array, each released once it is copied; a single matrix is not copied."""
         kind = dtype_of(slots[0].dtype or dtype)
         if len(slots) == 1:
-            data = np.ascontiguousarray(_cast(read(slots[0]), kind))
+            data = np.ascontiguousarray(_cast(values(slots[0]), kind))
             return data.copy() if data.ndim == 1 else data
         out = np.empty((sum(slot.shape[0] for slot in slots), *slots[0].shape[1:]), kind)
         row = 0
         for slot in slots:
-            out[row : row + slot.shape[0]] = _cast(read(slot), kind)
+            out[row : row + slot.shape[0]] = _cast(values(slot), kind)
             row += slot.shape[0]
         return out
 
     def tensor(found: dict[str, list[Slot]], target: str):
         data, bias = merged(found[target]), found.get(f"{target}_bias")
         if data.ndim == 1:
-            return data
+            return float(data[0]) if found[target][0].scalar else data
         return Linear(data, None if bias is None else _cast(merged(bias), np.dtype(np.float32)))
 
     def tensors(found: dict[str, list[Slot]]) -> dict[str, object]:
-        biases = {f"{target}_bias" for target in found}
+        biases = {f"{target}_bias" for target, slots in found.items() if len(slots[0].shape) == 2}
         return {target: tensor(found, target) for target in found if target not in biases}
 
     outside = tensors(parts.pop(None))

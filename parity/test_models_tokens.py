@@ -73,7 +73,7 @@ def test_the_gate_turns_red(tmp_path):
     assert "diverged" in str(verdict) and f"prompt 1 step {step}" in str(verdict)
     assert token_gate({**wrong, "dtype": "bfloat16"}, model, model).kind == "diverged"
     shifted = Decoder(model.config, model.weights, 256)
-    shifted._cos_sin = {kind: np.roll(table, 1, axis=0) for kind, table in model._cos_sin.items()}
+    shifted._tables = {kind: np.roll(table, 1, axis=0) for kind, table in model._tables.items()}
     assert token_gate(exact, shifted).kind == "diverged"
     with pytest.raises(ContractError, match="exact"):
         token_gate({**exact, "dtype": "bfloat16"}, model)
