@@ -25,6 +25,7 @@ from .device_run import Cuda, Framed, assert_equal, tupled
 
 _NORMS = ((3, 8), (5, 64), (40, 8), (4, 136), (2, 264), (3, 2048), (2, 2056), (1, 8192), (2, 8200), (3, 33), (0, 64))
 _MAPS = ((3, 8), (5, 33), (2, 264), (300, 8), (1, 4104), (0, 8))
+_BLOCKS = ((3, 16), (5, 80), (130, 48), (1, 272))
 _GROUPS = ((3, 128), (5, 256), (2, 384), (1, 2176), (40, 128), (0, 128))
 
 
@@ -60,6 +61,7 @@ def operands_of(recipe: Recipe, dtypes, axes: dict[str, int], lead=(), special=F
     """Operands of unit variance; an integer dtype takes positions; a single number is a scale.
 
     A scale of 2^-8 brings values onto the ties between codes and beyond the largest one, another rounds its reciprocal.
+    That of a quantiser that multiplies is its reciprocal.
     """
     rng = np.random.Generator(np.random.PCG64([*recipe.name.encode(), *axes.values(), *lead]))
     found, scale = {}, 0.0047 if sum(axes.values()) % 16 else 2.0**-8
@@ -68,7 +70,8 @@ def operands_of(recipe: Recipe, dtypes, axes: dict[str, int], lead=(), special=F
         if dtype(kind).kind == "i":
             found[name] = rng.integers(0, axes["P"], size).astype(kind)
             continue
-        found[name] = round_to(np.array([scale]) if shape == "1" else rng.standard_normal(size), dtype(kind))
+        number = 1 / scale if name == "input_global_scale" else scale
+        found[name] = round_to(np.array([number]) if shape == "1" else rng.standard_normal(size), dtype(kind))
         if special and shape != "1":
             plant(found[name], len(name))
     return found
@@ -93,7 +96,8 @@ def chain_cases() -> Iterator[ChainCase]:
     for recipe in map(fusion.lookup, generated_chains()):
         for names in recipe.dtypes:
             program = trace(recipe, tuple(names.split()))
-            shapes = _GROUPS if program.group else _NORMS if program.reductions else _MAPS
+            blocks = _BLOCKS if program.group == 16 else ()
+            shapes = (*_GROUPS, *blocks) if program.group else _NORMS if program.reductions else _MAPS
             for rows, width in shapes:
                 yield ChainCase(recipe, tuple(names.split()), rows, width)
                 yield ChainCase(recipe, tuple(names.split()), rows, width, special=True)
@@ -149,7 +153,10 @@ def _check(device, case: ChainCase) -> None:
     if (rows := case.rows // 3) > 0:
         fewer = {n: a[:rows].copy() if recipe.operands[n].startswith("...") else a for n, a in host.items()}
         results = tupled(call(device, recipe, {name: device.send(value) for name, value in fewer.items()}))
-        _compare(case, [device.fetch(result) for result in results], [a[:rows] for a in want], f" in a batch of {rows}")
+        tiled = [target.tiled for target in trace(recipe, case.dtypes).targets]
+        alone = mirror_of(recipe, fewer) if any(tiled) else want
+        part = [b if tiles else a[:rows] for tiles, a, b in zip(tiled, want, alone)]
+        _compare(case, [device.fetch(result) for result in results], part, f" in a batch of {rows}")
     for name, value in host.items():
         assert_bytes(device.fetch(sent[name]), value, f"{case}: operand {name} was changed")
 

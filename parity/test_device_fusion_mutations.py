@@ -27,6 +27,9 @@ HEADERS = {
     "subnormal codes halved": ("rms_norm_quant_fp8", "size * 512.0f", "size * 256.0f"),
     "no saturation": ("rms_norm_quant_fp8", "size >= 448.0f", "size >= 1e30f"),
     "a NaN like any other": ("rms_norm_quant_fp8", "(hi != hi ? 0x7fu : e4m3_by_hand(hi))", "e4m3_by_hand(hi)"),
+    "a tile's zeros to the right": ("silu_mul_fp4_quant_swizzled", "c < across * 4; ++c", "c < blocks; ++c"),
+    "a tile's zeros downwards": ("sigmoid_gate_fp4_quant_swizzled", "((rows + 127) & ~(I)127)", "rows"),
+    "codes of one half": ("silu_mul_fp4_quant", "(out + (at >> 1))", "(out + (at >> 4 << 3))"),
     "no sign": ("rms_norm_quant_fp8", ">> 24 & 0x80u", ">> 24 & 0x00u"),
 }  # fmt: skip
 """Name -> (recipe, text in a header, replacement)."""
@@ -42,6 +45,11 @@ GENERATED = {
     "every scale at row 0": ("rms_norm_quant_per_token", "store_one(out_scale, row,", "store_one(out_scale, 0,"),
     "SiLU for the sigmoid": ("sigmoid_gate_quant_fp8", "gate_products<false>", "gate_products<true>"),
     "twice the first half": ("silu_and_mul_quant_fp8", "in_x_stride + width + ", "in_x_stride + "),
+    "half a block": ("silu_mul_fp4_quant", "group_max<2>", "group_max<1>"),
+    "no global scale": ("silu_mul_fp4_quant", "n14[t] = n5 * n12[t]", "n14[t] = n12[t]"),
+    "codes of what was not rounded": ("silu_mul_fp4_quant", "n28[t][j] = n4[t][j]", "n28[t][j] = n3[t][j]"),
+    "a scale never rounded": ("fused_add_rms_norm_fp4_quant", "= through_e4m3(", "= ("),
+    "tiles in rows": ("sigmoid_gate_fp4_quant_swizzled", "store_scale<true, i64>", "store_scale<false, i64>"),
     "the first column's bias": ("bias_relu", "fetch<V>(in_bias, frame.at(t)", "fetch<V>(in_bias, 0"),
     "the other norm's weight": ("sandwich_norm", "fetch<V>(in_pre_weight", "fetch<V>(in_post_weight"),
 }

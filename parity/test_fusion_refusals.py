@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vtlab import ops
-from vtlab.ops import fusion
+from vtlab.ops import fusion, nvfp4
 from vtlab.ops.errors import ContractError
 from vtlab.ops.fusion import COMPOSITE, INTERPRETER, NotRowwise, Param, Recipe, declare, step, trace
 from vtlab.ops.numerics import MIRROR
@@ -123,6 +123,10 @@ def _traced(name: str, *steps, operands=None, params=None, dtypes=(F32,)):
     return trace(recipe, dtypes)
 
 
+def _e2m1(nx, x):
+    return nx.store(nx.load(x), ml_dtypes.float4_e2m1fn, nan=6.0).view(np.uint8)
+
+
 def _with_body(body):
     """A chain of one op, while it has another body."""
     with lookup("relu").replaced(body):
@@ -146,6 +150,11 @@ def _with_body(body):
         (lambda nx, x: nx.store(nx.load(x), ml_dtypes.float8_e4m3fn), "without a code for NaN"),
         (lambda nx, x: nx.store(nx.matmul(nx.load(x), x), x.dtype), "has no attribute 'matmul'"),
         (lambda nx, x: nx.store(nx.load(x).reshape(3, -1), x.dtype), "reshaped"),
+        (lambda nx, x: _e2m1(nx, x), "out of float4_e2m1fn, one to a byte"),
+        (lambda nx, x: nvfp4.positive_zeros(_e2m1(nx, x)), "out of float4_e2m1fn, one to a byte"),
+        (lambda nx, x: nvfp4.pack(_e2m1(nx, x)), "zeros with a sign among them, two to a byte"),
+        (lambda nx, x: nvfp4.positive_zeros(nx.store(nx.load(x), x.dtype)), "zeros of float32"),
+        (lambda nx, x: nvfp4.tile(nx.store(nx.load(x), ml_dtypes.float8_e4m3fn).view(np.uint8)), "tiles of float8"),
     ],
 )  # fmt: skip
 def test_what_is_no_row_program_says_why(body, why):
@@ -173,6 +182,21 @@ def test_a_row_that_holds_no_whole_groups_is_left_to_the_composite():
     with pytest.raises(ProviderError, match="interpreter, which declined"):
         call(recipe, operands, INTERPRETER)
     assert fusion.fused_chain(recipe, **operands)[1].shape == (2, 2)
+
+
+def test_vllms_own_form_of_the_fp4_quantiser_is_none():
+    """It leaves a sign on what it rounds to zero, for which generated kernels have no code."""
+    quant = step("scaled_fp4_quant", "out scale", x="x", input_global_scale="g", rounding="vllm_native")
+    with pytest.raises(NotRowwise, match="zeros with a sign among them"):
+        _traced("fp4_native", quant, operands={"x": "... H", "g": "1"}, dtypes=(F32, F32))
+
+
+@pytest.mark.parametrize("name", ["silu_mul_fp4_quant", "silu_mul_fp4_quant_swizzled"])
+@pytest.mark.parametrize("way", [COMPOSITE, INTERPRETER])
+def test_a_row_of_no_whole_blocks_is_refused(name, way):
+    recipe = fusion.lookup(name)
+    with pytest.raises(ContractError, match=r"scaled_fp4_quant\(x\): got K = 40, want a multiple of 16"):
+        call(recipe, operands_of(recipe, recipe.dtypes[0].split(), {"H": 40}, (2,)), way, "oracle")
 
 
 def test_minus_zero_is_a_constant_of_its_own():

@@ -45,6 +45,11 @@ template <bool NATIVE> VT_FN unsigned e2m1_word(const float (&v)[8]) {
     return ((unsigned)vt_bits(lo) & 0xffffu) | (unsigned)vt_bits(hi) << 16;
 }
 
+// Of element `at` and its seven neighbours.
+VT_FN void store_e2m1(unsigned char* out, i64 at, const float (&v)[8]) {
+    *(unsigned*)(out + (at >> 1)) = e2m1_word<false>(v);
+}
+
 VT_FN unsigned e4m3_code(float x) { return e4m3_pair(x, 0.0f) & 0xffu; }
 
 // The code's bits are those of a float32 that is 2^120 times smaller.

@@ -68,8 +68,9 @@ class Launcher:
                 sent.append(array)
                 if one.extent != ONE:
                     pointers.append((array, plan.width))
-        wide_ones = [one.extent == ELEMENT for one in plan.program.targets]
-        pointers += [(target, plan.width) for target, rows in zip(targets, wide_ones) if rows]
+        for one, target in zip(plan.program.targets, targets):
+            if one.extent == ELEMENT or one.tiled:
+                pointers.append((target, 0 if one.tiled else plan.width))
         wide = plan.wide and all(_aligned(runtime, array, stride) for array, stride in pointers)
         params = [_single(arguments[name]) for name in plan.program.params]
         if not self._launch(plan, wide, [*sent, *targets, *params]):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from vtlab.ops.fusion.program import COLUMN, ELEMENT, GROUP, ONE, ROW, Program, Target
+from vtlab.ops.fusion.program import COLUMN, E2M1, E4M3, ELEMENT, GROUP, ONE, ROW, Program, Target
 from vtlab.ops.fusion.trace import NotRowwise
 
-CODES = "float8_e4m3fn"
 FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 COMPARISONS = ("gt", "lt", "ge", "le", "eq", "ne")
 _ACTS = ("silu", "sigmoid")
@@ -22,10 +21,13 @@ class Stages:
         if program.group and program.group not in _GROUPS:
             raise NotRowwise(f"{recipe}: groups of {program.group}, which are no neighbouring lanes of a warp")
         for target in program.targets:
-            if target.dtype not in (*FLOATS, CODES):
+            if target.dtype not in (*FLOATS, E4M3, E2M1):
                 raise NotRowwise(f"{recipe}: {target.slot} of {target.dtype}")
-        if any(node.op == "round" and node.data not in FLOATS for node in self.nodes):
-            raise NotRowwise(f"{recipe}: a value through {CODES}")
+            if target.dtype == E2M1 and not program.group:
+                raise NotRowwise(f"{recipe}: codes of {E2M1} from threads that hold one element")
+        for node in self.nodes:
+            if node.op == "round" and node.data not in FLOATS and (node.data, node.extent) != (E4M3, GROUP):
+                raise NotRowwise(f"{recipe}: a value through {node.data}")
 
     @cached_property
     def stage(self) -> list[int]:

@@ -36,6 +36,11 @@ def _per_group(of: str = "y"):
     return step("per_token_group_quant_fp8", "out scale", x=of, group_size=128)
 
 
+def _fp4(swizzled: bool, of: str = "y"):
+    return step("scaled_fp4_quant", "out scale", x=of, input_global_scale="input_global_scale",
+                is_sf_swizzled_layout=swizzled)  # fmt: skip
+
+
 for _name, _gemma in (("fused_add_rms_norm", True), ("fused_add_rms_norm_std", False)):
     catalogue(Recipe(
         _name, _ADD_NORM, (_norm("out residual", residual="residual", gemma=_gemma),), "out residual", _EPS_VALUE,
@@ -94,6 +99,35 @@ catalogue(Recipe(
 catalogue(Recipe(
     "silu_and_mul_quant_per_group", {"x": _TWO_ROWS}, (step("silu_and_mul", "y", x="x"), _per_group()), "out scale",
     dtypes=(_b(1), _f(1)),
+))  # fmt: skip
+
+for _swizzled in (False, True):
+    _scale = {"input_global_scale": "1"}
+    _layout, _more = ("_swizzled", ()) if _swizzled else ("", (_f(3),))
+    catalogue(Recipe(
+        "silu_mul_fp4_quant" + _layout, {"gate": _ROW, "up": _ROW, **_scale},
+        (step("moe_silu_mul", "y", gate="gate", up="up"), _fp4(_swizzled)), "out scale",
+        dtypes=(_b(2, "float32"), *_more),
+    ))  # fmt: skip
+    catalogue(Recipe(
+        "sigmoid_gate_fp4_quant" + _layout, {"attn": _ROW, "gate": _ROW, **_scale},
+        (step("sigmoid_gate_bf16", "y", attn="attn", gate="gate"), _fp4(_swizzled)), "out scale",
+        dtypes=(_b(1, "float32", "float32"), *_more),
+    ))  # fmt: skip
+    catalogue(Recipe(
+        "fused_add_rms_norm_fp4_quant" + _layout, {**_ADD_NORM, **_scale},
+        (_norm("y residual", residual="residual"), _fp4(_swizzled)), "out scale residual", _EPS_VALUE,
+        dtypes=(_b(3, "float32"),),
+    ))  # fmt: skip
+
+catalogue(Recipe(
+    "silu_and_mul_fp4_quant_swizzled", {"x": _TWO_ROWS, "input_global_scale": "1"},
+    (step("silu_and_mul", "y", x="x"), _fp4(True)), "out scale", dtypes=(_b(1, "float32"),),
+))  # fmt: skip
+
+catalogue(Recipe(
+    "rms_norm_fp4_quant_swizzled", {**_NORM, "input_global_scale": "1"}, (_norm("y"), _fp4(True)), "out scale",
+    _EPS_VALUE, dtypes=(_b(2, "float32"),),
 ))  # fmt: skip
 
 catalogue(Recipe(  # Gemma 2 and 3: the norm after a block, the residual, the norm before the next block

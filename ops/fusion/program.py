@@ -6,15 +6,18 @@ kernel by a device tier; both do the operations that the standalone ops do, in t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..numerics import Order
+from ..nvfp4 import pack, positive_zeros, tile, tiled_shape
 
 ONE, ROW, COLUMN, GROUP, ELEMENT = "one", "row", "column", "group", "element"
 """A node is one number of the call, or of each row, column, group of neighbours in a row, or element."""
+E4M3, E2M1 = "float8_e4m3fn", "float4_e2m1fn"
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,36 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """A result: node `node` stored once as `dtype`. nan: the results are codes of `dtype`, this one those of NaN."""
+    """A result: node `node` stored once as `dtype`. nan: the results are codes of `dtype`, this one those of NaN.
+
+    Codes of e2m1 stand two to a byte, without one for -0. tiled: the rows' scales stand in tiles (nvfp4.py).
+    """
 
     slot: str
     node: int
     dtype: str
     extent: str
     nan: int | None = None
+    tiled: bool = False
+
+    def columns(self, width: int, group: int) -> int:
+        """The numbers that a row has of it."""
+        return {ELEMENT: width, GROUP: width // max(group, 1), ROW: 1}[self.extent]
 
     def shape(self, lead: tuple[int, ...], width: int, group: int) -> tuple[int, ...]:
-        return (*lead, {ELEMENT: width, GROUP: width // max(group, 1), ROW: 1}[self.extent])
+        columns = self.columns(width, group)
+        if self.tiled:
+            return tiled_shape(math.prod(lead), columns)
+        return (*lead, columns // 2 if self.dtype == E2M1 else columns)
+
+    def stored(self, nx, value: np.ndarray) -> np.ndarray:
+        """The numbers [..., columns] as the result holds them."""
+        if self.dtype == E2M1:
+            return pack(positive_zeros(nx.store(value, self.dtype, nan=6.0).view(np.uint8)))
+        stored = nx.store(value, self.dtype)
+        if self.nan is not None:
+            stored = np.where(np.isnan(value), np.uint8(self.nan), stored.view(np.uint8))
+        return tile(stored) if self.tiled else stored
 
 
 _COMPARE = {"gt": np.greater, "lt": np.less, "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal,
@@ -103,15 +126,11 @@ class Program:
             values.append(_evaluate(nx, node, [values[a] for a in node.args], operands, sources, params, width))
         results = []
         for target in self.targets:
-            shape = target.shape(lead, width, self.group)
+            shape = (*lead, target.columns(width, self.group))
             value = values[target.node]
             if target.extent == GROUP:
                 value = value[..., :: self.group]
-            value = np.ascontiguousarray(np.broadcast_to(value, shape))
-            stored = nx.store(value, target.dtype)
-            if target.nan is not None:
-                stored = np.where(np.isnan(value), np.uint8(target.nan), stored.view(np.uint8))
-            results.append(stored)
+            results.append(target.stored(nx, np.ascontiguousarray(np.broadcast_to(value, shape))))
         return tuple(results)
 
 
@@ -143,4 +162,4 @@ def _evaluate(nx, node: Node, args: list, operands: Mapping, sources: Mapping, p
     return getattr(nx, node.op)(*args)
 
 
-__all__ = ["COLUMN", "ELEMENT", "GROUP", "ONE", "ROW", "Node", "Order", "Program", "Source", "Target"]
+__all__ = ["COLUMN", "E2M1", "E4M3", "ELEMENT", "GROUP", "ONE", "ROW", "Node", "Order", "Program", "Source", "Target"]

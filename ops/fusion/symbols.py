@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .program import GROUP
+from ..nvfp4 import pack, positive_zeros, tile
+from .program import E2M1, E4M3, ELEMENT, GROUP
 
 
 class NotRowwise(Exception):
@@ -65,12 +66,14 @@ class Stored(_Symbol):
     """An array in a storage dtype: an operand, one half of it, or what a step has stored.
 
     codes: this is the array of uint8 that holds the codes of the stored `dtype`; nan: and this is the code of a NaN.
+    positive: none of them is that of -0; packed: two stand in a byte; tiled: these scales stand in tiles.
     """
 
     def __init__(self, tracer, dtype, extent, shape, **more):
         self.tracer, self.kind, self.extent, self.shape = tracer, np.dtype(dtype), extent, shape
         self.node = self.source = self.nan = None
         self.part, self.factor, self.codes = 0, 1, False
+        self.positive = self.packed = self.tiled = False
         self.__dict__.update(more)
 
     @property
@@ -154,3 +157,24 @@ def half(stored: Stored, key) -> Stored:
             shape = (*stored.shape[:-1], stored.tracer.width)
             return stored._with(shape=shape, part=rest.index(cut), factor=1)
     raise NotRowwise(f"a part [{key}] of an array")
+
+
+@positive_zeros.register
+def _(codes: Stored) -> Stored:
+    if not codes.codes or codes.kind.name != E2M1:
+        raise NotRowwise(f"zeros of {codes.kind}")
+    return codes._with(positive=True)
+
+
+@pack.register
+def _(codes: Stored) -> Stored:
+    if codes.kind.name != E2M1 or codes.extent != ELEMENT or len(codes.shape) != 2 or not codes.positive:
+        raise NotRowwise(f"codes of {codes.kind}, zeros with a sign among them, two to a byte")
+    return codes._with(packed=True)
+
+
+@tile.register
+def _(scales: Stored) -> Stored:
+    if not scales.codes or scales.kind.name != E4M3 or scales.extent != GROUP or scales.nan != 0x7F:
+        raise NotRowwise(f"tiles of {scales.kind}")
+    return scales._with(tiled=True)

@@ -17,7 +17,7 @@ from ..dtypes import dtype as as_dtype
 from ..numerics import block_butterfly
 from ..numerics.arithmetic import FUNCTIONS
 from ..table import lookup
-from .program import COLUMN, ELEMENT, GROUP, ONE, ROW, Node, Program, Source, Target
+from .program import COLUMN, E2M1, ELEMENT, GROUP, ONE, ROW, Node, Program, Source, Target
 from .recipe import Recipe
 from .symbols import Count, NotRowwise, Number, Stored, Value, Wide
 from .walk import walk
@@ -90,9 +90,10 @@ class Tracer:
         return Value(self, self.node("round", (a.node,), a.extent, a.kind.name), a.shape)
 
     def store(self, x: Value, dtype, **policy) -> Stored:
-        if not isinstance(x, Value) or policy:
+        nan = 7 if as_dtype(dtype).name == E2M1 and policy == {"nan": 6.0} else None
+        if not isinstance(x, Value) or (policy and nan is None):
             raise NotRowwise(f"a store of {type(x).__name__}" + f" under {policy}" * bool(policy))
-        return Stored(self, as_dtype(dtype), x.extent, x.shape, node=x.node)
+        return Stored(self, as_dtype(dtype), x.extent, x.shape, node=x.node, nan=nan)
 
     def const(self, c) -> float:
         return float(c)
@@ -202,6 +203,8 @@ def _trace(recipe: Recipe, dtypes: tuple[str, ...], rows: int, width: int, numbe
             raise NotRowwise(f"{slot} is no row, nor numbers of each row")
         if made.kind.itemsize == 1 and made.nan is None:
             raise NotRowwise(f"{slot} of {made.kind} without a code for NaN")
+        if made.kind.name == E2M1 and not made.packed:
+            raise NotRowwise(f"{slot} of {made.kind}, one to a byte")
         targets.append((slot, made))
     return _pruned(tracer, recipe, known, dtypes, targets, tuple(steps))
 
@@ -225,7 +228,7 @@ def _pruned(tracer, recipe, known, dtypes, targets, steps) -> Program:
         raise NotRowwise("a number of the call became a constant")
     sources = tuple(Source(name, *known[name], kind) for name, kind in zip(known, dtypes))
     return Program(nodes, sources, tuple(
-        Target(slot, order[made.node], made.kind.name, made.extent, made.nan) for slot, made in targets
+        Target(slot, order[made.node], made.kind.name, made.extent, made.nan, made.tiled) for slot, made in targets
     ), params, steps)  # fmt: skip
 
 
