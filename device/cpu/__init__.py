@@ -5,6 +5,6 @@ Numba is imported at the first call of such an op; what was compiled is kept in 
 
 from __future__ import annotations
 
-from . import elementwise, matmul, norm, splits
+from . import attention, elementwise, kv_cache, matmul, norm, rope, splits
 
-__all__ = ["elementwise", "matmul", "norm", "splits"]
+__all__ = ["attention", "elementwise", "kv_cache", "matmul", "norm", "rope", "splits"]

@@ -325,6 +325,20 @@ def where(mask, a, b):
     return mask.where(a, b)
 
 
+def _picked(name, places, doc):
+    def pick(a, b):
+        return a.shuffled(b, places)
+
+    pick.__name__, pick.__doc__ = name, doc
+    return function(pick)
+
+
+even = _picked("even", list(range(0, 32, 2)), "Lanes 0, 2, 4 ... of a, then of b.")
+odd = _picked("odd", list(range(1, 32, 2)), "Lanes 1, 3, 5 ... of a, then of b.")
+woven_low = _picked("woven_low", [i // 2 + 16 * (i % 2) for i in range(16)], "a0 b0 a1 b1 ... a7 b7.")
+woven_high = _picked("woven_high", [8 + i // 2 + 16 * (i % 2) for i in range(16)], "a8 b8 a9 b9 ... a15 b15.")
+
+
 @intrinsic
 def zeros(typing):
     """Sixteen +0."""
@@ -347,12 +361,60 @@ def lane(typing, x, index):
     return signature(x.element, x, types.int64), generate
 
 
+def _places(builder, element) -> V:
+    """0, 1 ... 15."""
+    return V(builder, ir.Constant(ir.VectorType(element, LANES), [ir.Constant(element, i) for i in range(LANES)]))
+
+
 @intrinsic
 def lanes_below(typing, count):
     """The mask of lanes 0 ... count - 1."""
 
     def generate(context, builder, sig, args):
-        places = ir.Constant(ir.VectorType(I64, LANES), [I64(i) for i in range(LANES)])
-        return (V(builder, places) < V(builder, splat(builder, args[0]).value)).value
+        return (_places(builder, I64) < splat(builder, args[0])).value
 
     return signature(mask16, types.int64), generate
+
+
+@intrinsic
+def lanes_between(typing, first, last):
+    """The mask of lanes first ... last."""
+
+    def generate(context, builder, sig, args):
+        places = _places(builder, I64)
+        return ((places >= splat(builder, args[0])) & (places <= splat(builder, args[1]))).value
+
+    return signature(mask16, types.int64, types.int64), generate
+
+
+@intrinsic
+def lanes_from(typing, start):
+    """start, start + 1 ... start + 15 as float32, for an integer of 31 bits."""
+
+    def generate(context, builder, sig, args):
+        return (_places(builder, I32) + splat(builder, builder.trunc(args[0], I32))).to(F32).value
+
+    return signature(float32x16, types.int64), generate
+
+
+def _larger(a: V, b: V) -> V:
+    return ((a >= b) | a.differs(a)).where(a, b)
+
+
+@function
+def maximum(a, b):
+    """The larger of the two; NaN if either is."""
+    return _larger(a, b)
+
+
+@intrinsic
+def top_lane(typing, x):
+    """The largest lane; NaN if there is one."""
+
+    def generate(context, builder, sig, args):
+        top = V(builder, args[0])
+        for span in (8, 4, 2, 1):
+            top = _larger(top, top.shuffled(top, [(i + span) % LANES for i in range(LANES)]))
+        return top.lane(0)
+
+    return signature(x.element, x), generate

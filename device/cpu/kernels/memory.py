@@ -72,6 +72,12 @@ def address(typing, x):
     return signature(Address, x), lambda context, builder, sig, args: args[0]
 
 
+@intrinsic
+def given(typing, x):
+    """Whether an array is there, not None."""
+    return signature(types.boolean, x), lambda context, builder, sig, args: builder.icmp_signed("!=", args[0], I64(0))
+
+
 def pointer(builder, address, index, size, kind):
     """A pointer to `kind` at element `index` of `size` bytes each."""
     at = builder.add(address, builder.mul(index, I64(size)))

@@ -1,0 +1,65 @@
+"""Softmax attention over paged and over contiguous keys."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtlab.ops.dtypes import dtype
+
+from .launch import KINDS, Kernels, delivered, provider, results
+from .threads import split
+
+K = Kernels("attention")
+_FAR = 1 << 40
+_ROWS = 32
+_START, _LSE = np.zeros(1, np.int32), np.dtype(np.float32)
+
+
+def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, options, out):
+    """Paged attention of requests with at most `longest` new tokens."""
+    scale, causal, window, softcap, sinks, counted, slopes, return_lse, p_round = options
+    (tokens, heads, depth), (_, page_size, key_heads, _) = q.shape, k_cache.shape
+    forms = ((q.shape, q.dtype), ((heads, tokens), _LSE))
+    made = results(op, out, *forms[: 1 + return_lse])
+    group, item = heads // key_heads, k_cache.dtype.itemsize
+    k_steps, v_steps = ([s // item for s in cache.strides[:3]] for cache in (k_cache, v_cache))
+    left, right = (_FAR, _FAR) if window is None else map(int, window)
+    several = isinstance(causal, np.ndarray)
+    requests, done = len(lengths), int(starts[-1])
+    blocks = -(-longest // max(1, _ROWS // max(group, 1)))
+    if done < tokens:
+        made[0][done:] = 0
+        if return_lse:
+            made[1][:, done:] = -np.inf
+    split(
+        K.paged, requests * key_heads * blocks if depth else 0, 4 * q.size * int(lengths.max(initial=0)), q,
+        KINDS[q.dtype], k_cache, *k_steps, v_cache, *v_steps, KINDS[k_cache.dtype], pages, pages.shape[1], lengths,
+        starts, np.ascontiguousarray(causal).view(np.uint8) if several else None, 0 if several else bool(causal), group,
+        key_heads, depth, page_size, left, right, scale, softcap, sinks, slopes, bool(counted),
+        0 if p_round is None else KINDS[dtype(p_round)], made[0], made[1] if return_lse else None, tokens, blocks,
+    )  # fmt: skip
+    return delivered(out, made)
+
+
+@provider("paged_attention")
+def paged_attention(
+    q, k_cache, v_cache, block_table, seq_lens, query_start_loc, *, scale, causal=True, window=None, softcap=0.0,
+    sinks=None, lse_includes_sink=True, alibi_slopes=None, return_lse=False, p_round=None, out=None,
+):  # fmt: skip
+    """oracle.attention.paged_attention."""
+    longest = len(q) if len(seq_lens) == 1 else int((query_start_loc[1:] - query_start_loc[:-1]).max())
+    options = scale, causal, window, softcap, sinks, lse_includes_sink, alibi_slopes, return_lse, p_round
+    return _attend(
+        "paged_attention", q, k_cache, v_cache, block_table, seq_lens, query_start_loc, longest, options, out
+    )
+
+
+@provider("attention")
+def attention(
+    q, k, v, *, scale, causal=True, window=None, softcap=0.0, sinks=None, lse_includes_sink=True, alibi_slopes=None,
+    return_lse=False, p_round=None, out=None,
+):  # fmt: skip
+    """oracle.attention.attention: the keys as one page."""
+    lengths, starts = np.array([len(k)], np.int32), np.array([0, len(q)], np.int32)
+    options = scale, causal, window, softcap, sinks, lse_includes_sink, alibi_slopes, return_lse, p_round
+    return _attend("attention", q, k[None], v[None], _START[None], lengths, starts, len(q), options, out)

@@ -1,0 +1,28 @@
+"""Writing the paged KV cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .launch import Kernels, provider, results
+from .threads import split
+
+K = Kernels("rope")
+
+
+def write_pages(key, value, key_cache, value_cache, slot_mapping) -> None:
+    """key_cache[s // BS, s % BS] = key[i] for each slot s = slot_mapping[i] >= 0, and so the values."""
+    (_, heads, width), item = key.shape, key.dtype.itemsize
+    split(
+        K.write_pages, heads, 4 * len(slot_mapping) * heads * width * item, key, key.strides[0], value,
+        value.strides[0], key_cache, *key_cache.strides[:3], value_cache, *value_cache.strides[:3],
+        np.ascontiguousarray(slot_mapping), len(slot_mapping), key_cache.shape[1] << 32 | width * item,
+    )  # fmt: skip
+
+
+@provider("reshape_and_cache")
+def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, *, out=None):
+    """oracle.kv_cache.reshape_and_cache."""
+    results("reshape_and_cache", out)
+    if key_cache.size:
+        write_pages(key, value, key_cache, value_cache, slot_mapping)
