@@ -23,6 +23,7 @@ from .quant_fp8 import E4M3, e4m3, in_groups, largest, single
 _ROW = "KERNEL-GEMM-NVFP4-W4A4"
 _EMULATION = "vllm/model_executor/layers/quantization/utils/nvfp4_emulation_utils.py"
 E2M1 = np.dtype(ml_dtypes.float4_e2m1fn)
+_PAIRS = nvfp4.unpack(np.arange(256, dtype=np.uint8)[:, None]).view(E2M1).astype(np.float32)
 SIXTH = float(np.float32(1 / 6))
 ROUNDINGS = Choice(("vt", "vllm_native"))
 OF_ZERO = {"vt": 0.0, "vllm_native": float(np.float32(1e-8))}
@@ -179,7 +180,8 @@ def scales_fit(arguments, axes):
 
 def decoded(nx, packed):
     """The values [..., K] of codes two to a byte."""
-    return nx.load(nvfp4.unpack(packed).view(E2M1))
+    *lead, half = packed.shape
+    return nx.load(_PAIRS.take(packed, axis=0).reshape(*lead, 2 * half))
 
 
 def block_scales(nx, scale, lead, blocks, swizzled):

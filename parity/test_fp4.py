@@ -310,7 +310,7 @@ mutations("scaled_fp4_quant", {
 mutations("dequantize_nvfp4", {
     "the scales' product never rounded": ("single(nx, nx.mul(scales, nx.load(global_scale)))",
                                           "nx.mul(scales, nx.load(global_scale))"),
-    "codes without a sign": ("nvfp4.unpack(packed).view(E2M1)", "(nvfp4.unpack(packed) & 7).view(E2M1)", "decoded"),
+    "codes without a sign": ("_PAIRS.take(packed, axis=0)", "_PAIRS.take(packed & 0x77, axis=0)", "decoded"),
     "another row's scales": (".reshape(*lead, blocks)", "[::-1].reshape(*lead, blocks)", "block_scales"),
 })  # fmt: skip
 mutations("swizzle_blockscale", {
