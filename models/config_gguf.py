@@ -25,7 +25,7 @@ class GGUFFields(Fields):
         """One integer for each layer, or one for all."""
         value = self.get(name)
         if (isinstance(value, Sequence) and not isinstance(value, str)) or isinstance(value, np.ndarray):
-            if len(value) != count or not all(isinstance(one, (int, np.integer)) for one in value):
+            if len(value) != count or not all(isinstance(one, (int, np.integer, np.bool_)) for one in value):
                 raise self.error(name, value, f"{count} integers")
             return tuple(int(one) for one in value)
         return (self.integer(name),) * count

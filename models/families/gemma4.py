@@ -48,7 +48,7 @@ class Gemma4(Gemma):
         return config_of.layers(given)
 
     def gguf(self, given: GGUFFields) -> dict:
-        return super().gguf(given) | config_of.gguf(given)
+        return {"family": self.name, **config_of.gguf(given)}
 
     def gguf_layers(self, given: GGUFFields) -> tuple[LayerConfig, ...]:
         return config_of.gguf_layers(given)

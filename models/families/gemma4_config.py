@@ -9,7 +9,7 @@ import numpy as np
 from vtlab.gguf.dequant import dequantize
 from vtlab.ops.errors import FormatError
 
-from .. import config_hf
+from .. import config_gguf, config_hf
 from ..config import FULL, SLIDING, LayerConfig, ModelConfig
 from ..config_gguf import GGUFFields
 from ..config_hf import at_least_one
@@ -105,25 +105,22 @@ def _layers(
 
 
 def gguf(given: GGUFFields) -> dict:
-    """What of GGUF metadata Gemma 4 has beyond the others; layers without values of their own have their keys."""
+    """`ModelConfig`'s arguments; layers without values of their own have their keys."""
     found, names = gguf_layers(given), given.tensors
+    full, local = given.integer("attention.key_length"), given.integer("attention.key_length_swa")
+    given.only("rope.dimension_count", (full,), full)
     for key in ("rope.dimension_count_swa", "attention.value_length_swa"):
-        given.only(key, (given.integer("attention.key_length_swa"),), given.integer("attention.key_length_swa"))
-    own = given.integer("embedding_length_per_layer_input", 0)
-    table = names.get("per_layer_token_embd.weight")
-    k_is_v = frozenset(
-        i for i, one in enumerate(found) if one.kv_layer is None and f"blk.{i}.attn_v.weight" not in names
-    )
-    local, theta = given.number("rope.freq_base_swa", 10000.0), given.number("rope.freq_base", 10000.0)
-    return {
+        given.only(key, (local,), local)
+    own, table = given.integer("embedding_length_per_layer_input", 0), names.get("per_layer_token_embd.weight")
+    without = (i for i, layer in enumerate(found) if layer.kv_layer is None and f"blk.{i}.attn_v.weight" not in names)
+    bases = {SLIDING: given.number("rope.freq_base_swa", 10000.0), FULL: given.number("rope.freq_base", 10000.0)}
+    return config_gguf.common(given, found, partial_rope=True) | {
         "softmax_scale": 1.0,
-        "rope": {
-            SLIDING: {"rope_type": "default", "rope_theta": local},
-            FULL: {"rope_type": "default", "rope_theta": theta},
-        },
+        "embedding_scale": given.integer("embedding_length") ** 0.5,
+        "rope": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         "final_logit_softcapping": given.number("final_logit_softcapping", 0.0),
-        "more": {"own": own, "own_vocab": table.shape[0] if table is not None else 0, "k_is_v": k_is_v},
-    }  # fmt: skip
+        "more": {"own": own, "own_vocab": 0 if table is None else table.shape[0], "k_is_v": frozenset(without)},
+    }
 
 
 def gguf_layers(given: GGUFFields) -> tuple[LayerConfig, ...]:
