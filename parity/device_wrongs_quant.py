@@ -22,7 +22,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "zero for vLLM's": ("of_zero = native ? FP4_OF_ZERO : 0.0f;", "of_zero = 0.0f;"),
         "divide by six": ("vt_float((int)top) * FP4_SIXTH", "vt_float((int)top) / 6.0f"),
         "a lane's own maximum": ("top = largest_of_lanes(top, 2);", ""),
-        "the other lane's block": ("own == (unsigned)i ? factor : other", "own == (unsigned)i ? other : factor"),
+        "the other lane's block": ("own == i ? factor : other", "own == i ? other : factor"),
         "half a block's maximum": ("top = larger_pair<false>(top, __shfl_xor_sync(FULL_WARP, top, 1));", ""),
         "bytes of a word": ("(unsigned char)(word >> 8 * j)", "(unsigned char)word"),
         "elements by themselves": ("load(one, x, at + j, kind)", "load(one, x, at, kind)"),

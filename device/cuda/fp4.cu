@@ -43,10 +43,10 @@ struct Quantiser {
     VT_MEMBER float reciprocal(float x) const { return x == 0.0f ? of_zero : 1.0f / x; }
     VT_MEMBER unsigned code(unsigned top) const { return e4m3_code(global * (vt_float((int)top) * FP4_SIXTH)); }
     VT_MEMBER float factor(unsigned code) const { return reciprocal(e4m3_value(code) * back); }
-    VT_MEMBER unsigned word(float (&v)[8], float factor) const {
+    template <bool NATIVE> VT_MEMBER unsigned word(float (&v)[8], float factor) const {
 #pragma unroll
         for (int j = 0; j < 8; ++j) v[j] *= factor;
-        return native ? e2m1_word<true>(v) : e2m1_word<false>(v);
+        return e2m1_word<NATIVE>(v);
     }
 };
 
@@ -84,36 +84,45 @@ extern "C" __global__ void __launch_bounds__(256) fp4_v8(PARAMETERS, i64 aligned
     top = largest_of_lanes(top, 2);
     if (!inside) return;
     unsigned code = by.code(top);
-    put_word(out + (i64)at * 4, by.word(v, by.factor(code)), words != 0);
+    float factor = by.factor(code);
+    put_word(out + (i64)at * 4, by.native ? by.word<true>(v, factor) : by.word<false>(v, factor), words != 0);
     if ((at & 1) == 0) blocks.put(scales, at >> 1, code, tiled != 0);
 }
 
+// Under the rule "vt" alone. Vectors and words are 256 apart, so that one address of each serves for all.
 extern "C" __global__ void __launch_bounds__(256) fp4_bf16_deep(PARAMETERS) {
     const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
     unsigned count = (unsigned)(rows * (width >> 3)), first = blockIdx.x * (256 * DEPTH) + threadIdx.x;
-    Raw<8> raw[DEPTH];
+    int left = first < count ? (int)(count - first) : 0;  // this one is inside where d * 256 < left
+    const uint4* vectors = (const uint4*)x + first;
+    unsigned* words = (unsigned*)out + first;
+    uint4 raw[DEPTH];
+    if (stride == width) {
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d)
-        if (first + d * 256 < count) raw[d] = fetch<8>(x, blocks.in(first + d * 256), BF16);
+        for (int d = 0; d < DEPTH; ++d)
+            if (d * 256 < left) raw[d] = vectors[d * 256];
+    } else {
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d)
+            if (d * 256 < left) raw[d] = fetch<8>(x, blocks.in(first + d * 256), BF16).a;
+    }
     const Quantiser by(global_scale, rule);
-    unsigned own = threadIdx.x & 1;
+    int own = threadIdx.x & 1;
 #pragma unroll
     for (int d = 0; d < DEPTH; d += 2) {
-        unsigned at[2] = {first + d * 256, first + d * 256 + 256};
-        unsigned a = at[0] < count ? largest_pair<false>(raw[d].a) : 0u;
-        unsigned b = at[1] < count ? largest_pair<false>(raw[d + 1].a) : 0u;
+        bool inside[2] = {d * 256 < left, d * 256 + 256 < left};
+        unsigned a = inside[0] ? largest_pair<false>(raw[d]) : 0u, b = inside[1] ? largest_pair<false>(raw[d + 1]) : 0u;
         unsigned top = larger_pair<false>((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
         top = larger_pair<false>(top, __shfl_xor_sync(FULL_WARP, top, 1));
         unsigned code = by.code(own ? top & 0xffff0000u : top << 16);
         float factor = by.factor(code), other = __shfl_xor_sync(FULL_WARP, factor, 1);
-        unsigned mine = own ? at[1] : at[0];
-        if (mine < count) blocks.put(scales, mine >> 1, code, tiled != 0);
+        if ((d + own) * 256 < left) blocks.put(scales, (first >> 1) + (d + own) * 128, code, tiled != 0);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            if (at[i] >= count) continue;
+            if (!inside[i]) continue;
             float v[8];
-            widen(v, raw[d + i], BF16);
-            ((unsigned*)out)[at[i]] = by.word(v, own == (unsigned)i ? factor : other);
+            widen(v, Raw<8>{raw[d + i], raw[d + i]}, BF16);
+            words[(d + i) * 256] = by.word<false>(v, own == i ? factor : other);
         }
     }
 }

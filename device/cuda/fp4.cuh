@@ -76,9 +76,11 @@ VT_FN void store_scale(unsigned char* scales, I rows, I row, I blocks, I column,
     I across = (blocks + 3) >> 2;
     scales[tiled_place<I>(row, column, across)] = (unsigned char)code;
     if (column == blocks - 1)
+#pragma unroll 1
         for (I c = blocks; c < across * 4; ++c) scales[tiled_place<I>(row, c, across)] = 0;
     if (row != rows - 1) return;
     I first = column & ~(I)3, beside = blocks - first < 4 ? blocks - first : 4;
+#pragma unroll 1
     for (I r = rows + (column & 3); r < ((rows + 127) & ~(I)127); r += beside)
         *(unsigned*)(scales + tiled_place<I>(r, first, across)) = 0u;
 }
