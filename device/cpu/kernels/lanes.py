@@ -418,3 +418,30 @@ def top_lane(typing, x):
         return top.lane(0)
 
     return signature(x.element, x), generate
+
+
+@intrinsic
+def places_from(typing, start):
+    """start, start + 1 ... start + 15 as int32."""
+
+    def generate(context, builder, sig, args):
+        return (_places(builder, I32) + splat(builder, builder.trunc(args[0], I32))).value
+
+    return signature(int32x16, types.int64), generate
+
+
+@intrinsic
+def spread_int(typing, x):
+    """A number in every int32 lane."""
+
+    def generate(context, builder, sig, args):
+        return splat(builder, builder.trunc(args[0], I32)).value
+
+    return signature(int32x16, types.int64), generate
+
+
+@function
+def codes_of(x):
+    """float32 as 32 unsigned bits that ascend with the value: -0 is +0, and every NaN is the same, above +inf."""
+    bits = x.differs(x).where(x.of(float("nan")), x + 0.0).bits(I32)
+    return (bits < 0).where(bits ^ -1, bits | -0x80000000)

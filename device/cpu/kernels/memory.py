@@ -26,6 +26,7 @@ from .lanes import (
     float64x16,
     int32x16,
     int64x16,
+    mask16,
     splat,
 )  # fmt: skip
 
@@ -298,6 +299,7 @@ def _scalar_reader(numba_type, llvm_type):
 get_f32, get_f64 = _scalar_reader(types.float32, F32), _scalar_reader(types.float64, F64)
 get_i32, get_i64 = _scalar_reader(types.int32, I32), _scalar_reader(types.int64, I64)
 get_u8, get_u16 = _scalar_reader(types.uint8, I8), _scalar_reader(types.uint16, I16)
+get_u32 = _scalar_reader(types.uint32, I32)
 
 
 @intrinsic
@@ -384,3 +386,23 @@ def release(typing, address):
         return context.get_dummy_value()
 
     return signature(types.void, Address), generate
+
+
+@intrinsic
+def flags(typing, address, index, count):
+    """The mask of bytes index ... that are not 0, of `count` at most."""
+
+    def generate(context, builder, sig, args):
+        return V(builder, read(builder, args[0], args[1], args[2], I8)).to(I32).differs(0).value
+
+    return signature(mask16, Address, types.int64, types.int64), generate
+
+
+@intrinsic
+def counts(typing, address, index, count):
+    """int32 numbers index ... as float32 lanes, 0 from `count` on."""
+
+    def generate(context, builder, sig, args):
+        return V(builder, read(builder, args[0], args[1], args[2], I32)).to(F32).value
+
+    return signature(float32x16, Address, types.int64, types.int64), generate

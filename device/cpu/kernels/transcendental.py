@@ -122,6 +122,20 @@ def log(x):
 
 
 @function
+def log1p(x):
+    """ln(1 + x)."""
+    u = 1.0 + x
+    lost = (_abs(x) < 1.0).where(x - (u - 1.0), 1.0 - (u - x))
+    bits = u.bits(I32)
+    k = (bits - _SQRT_HALF_BITS) >> 23
+    f = (bits - (k << 23)).bits(F32) - 1.0
+    f_lo = lost * _power(-((k > 126).where(k.of(126), k)))
+    near = k.equals(k.of(0))
+    s, s_lo = _log_parts(near.where(x, f), near.where(_like(x, 0.0), f_lo), k.to(F32))
+    return x.equals(x.of(0.0)).where(x, _log_of(s + s_lo, u))
+
+
+@function
 def sigmoid(x):
     """1 / (1 + e**-x)."""
     q, q_lo, t = _sigmoid_parts(_clip(x, -120.0, 120.0), 0.0)
