@@ -12,7 +12,7 @@ from vtlab.ops import providers
 from vtlab.ops.dispatch import bring_in
 from vtlab.ops.table import table
 
-from .device_cases import EDGES, DeviceCase, cases
+from .device_cases import EVERY, DeviceCase, cases
 
 
 class Cpu:
@@ -48,7 +48,8 @@ def _names(op: str) -> list[str]:
 
 
 def cpu_cases() -> Iterator[DeviceCase]:
-    """The device cases of those ops, but for the calls that the tier declines: noise in float64."""
-    for case in cases([op for op in cpu_ops() if op in EDGES]):
-        if not case.arguments().get("fp64"):
+    """The device cases of those ops, but for the calls that the tier declines: noise in float64, weights in Q8_K."""
+    for case in cases([op for op in cpu_ops() if op in EVERY]):
+        arguments = case.arguments()
+        if not arguments.get("fp64") and arguments.get("quant_type") != "Q8_K":
             yield case

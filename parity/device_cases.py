@@ -14,6 +14,7 @@ from vtlab.ops.contract import Tensor, example
 from vtlab.ops.table import Op, lookup, table
 
 from .device_edges_attention import EDGES as ATTENTION
+from .device_edges_ggml import EDGES as GGML
 from .device_edges_kv import EDGES as KV
 from .device_edges_matmul import EDGES as MATMUL
 from .device_edges_quant import EDGES as QUANT
@@ -143,6 +144,9 @@ EDGES: dict[str, list[dict]] = {
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
+EVERY = EDGES | GGML
+"""With the ops that have kernels for the CPU alone."""
+
 MOVES = (
     "relu", "cast_bf16", "cast_f32", "qkv_split", "gdn_conv_split", "attn_gate_split", "reshape_and_cache",
     "reshape_and_cache_xpacked", "copy_blocks", "swap_blocks", "swap_blocks_batch", "cp_gather_cache",
@@ -183,7 +187,7 @@ class DeviceCase:
 
 
 def _axes(contract, number: int) -> Mapping[str, object]:
-    return [*contract.examples, *EDGES[contract.name]][number]
+    return [*contract.examples, *EVERY[contract.name]][number]
 
 
 def plant(value: np.ndarray, shift: int) -> None:
@@ -206,7 +210,7 @@ def provider_names(op: str) -> list[str]:
 def cases(ops: list[str]) -> Iterator[DeviceCase]:
     """All cases of the ops: examples and edges, then the same with special values where there is room for them."""
     for op in ops:
-        for number in range(len(lookup(op).contract.examples) + len(EDGES[op])):
+        for number in range(len(lookup(op).contract.examples) + len(EVERY[op])):
             yield DeviceCase(op, number)
             yield DeviceCase(op, number, special=True)
 

@@ -1,0 +1,97 @@
+"""GGML blocks on the CPU: activations to codes, products of weights that stay in the bytes of their file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtlab.ops.blocks import quant_traits
+
+from .launch import KINDS, Kernels, delivered, provider, results, rows_of
+from .threads import split
+
+ROWS, TILES, VALUES = Kernels("ggml_rows"), Kernels("ggml"), Kernels("ggml_values")
+_FLOAT32 = np.dtype(np.float32)
+_LANES = 16  # rows of weights that are unpacked together
+
+
+def _blocks(op: str, quant_type: str, x, out):
+    traits = quant_traits(quant_type)
+    blocks = x.shape[1] // traits.elements
+    made = results(op, out, ((x.shape[0], blocks * traits.nbytes), np.uint8))
+    array, rows, stride = rows_of(x)
+    args = array, stride, KINDS[x.dtype], blocks, made[0]
+    if traits.elements == 256:
+        split(ROWS.blocks_256, rows, 8 * x.size, *args)
+    else:
+        split(ROWS.blocks_32, rows, 8 * x.size, *args, int(quant_type == "Q8_1"))
+    return delivered(out, made)
+
+
+@provider("quantize_row_q8_0")
+def quantize_row_q8_0(x, *, out=None):
+    """oracle.ggml.quantize_row_q8_0."""
+    return _blocks("quantize_row_q8_0", "Q8_0", x, out)
+
+
+@provider("quantize_row_q8_1")
+def quantize_row_q8_1(x, *, out=None):
+    """oracle.ggml.quantize_row_q8_1."""
+    return _blocks("quantize_row_q8_1", "Q8_1", x, out)
+
+
+@provider("quantize_row_q8_k")
+def quantize_row_q8_k(x, *, out=None):
+    """oracle.ggml.quantize_row_q8_k."""
+    return _blocks("quantize_row_q8_k", "Q8_K", x, out)
+
+
+@provider("matmul_bt_quant")
+def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
+    """oracle.ggml_matmul.matmul_bt_quant."""
+    traits = quant_traits(quant_type)
+    if not traits.has_vec_dot:
+        return NotImplemented
+    rows, columns, blocks = a.shape[0], b.shape[0], a.shape[1] // traits.elements
+    made = results("matmul_bt_quant", out, ((rows, columns), out_dtype or _FLOAT32))
+    if not made[0].size:
+        return delivered(out, made)
+    if columns < _LANES:
+        padded = np.zeros((_LANES, b.shape[1]), np.uint8)
+        padded[:columns] = b
+        wide = np.empty((rows, _LANES), made[0].dtype)
+        _product(a, padded, quant_type, traits, blocks, wide)
+        made[0][...] = wide[:, :columns]
+    else:
+        _product(a, b, quant_type, traits, blocks, made[0])
+    return delivered(out, made)
+
+
+def _product(a, b, quant_type, traits, blocks, out) -> None:
+    array, rows, stride = rows_of(a)
+    columns = b.shape[0]
+    words = np.empty(rows * blocks * (136 if traits.elements == 256 else 16), np.int32)
+    scales = np.empty(rows * blocks * 2, np.float32)
+    args = array, stride, KINDS[a.dtype], blocks, words, scales
+    if traits.elements == 256:
+        split(ROWS.words_256, rows, 8 * a.size, *args)
+    else:
+        split(ROWS.words_32, rows, 8 * a.size, *args, int(traits.activation == "Q8_1"))
+    step = b.strides[0] if columns > 1 else b.shape[1]
+    tiles = -(-columns // _LANES)
+    cost = columns * b.shape[1] * (1 + rows)
+    kernel = getattr(TILES, quant_type.lower())
+    split(kernel, tiles, cost, b, step, columns, words, scales, rows, blocks, out, KINDS[out.dtype])
+
+
+@provider("embedding_quant")
+def embedding_quant(table, ids, *, quant_type, out_dtype=None, out=None):
+    """oracle.ggml.embedding_quant."""
+    traits = quant_traits(quant_type)
+    width = table.shape[1] // traits.nbytes * traits.elements
+    made = results("embedding_quant", out, ((ids.size, width), out_dtype or _FLOAT32))
+    step = table.strides[0] if table.shape[0] > 1 else table.shape[1]
+    split(
+        VALUES.rows, ids.size, 64 * made[0].size, table, step, ids, int(ids.dtype.itemsize == 8),
+        VALUES.TYPES.index(quant_type), traits.elements, traits.nbytes, made[0], width, KINDS[made[0].dtype],
+    )  # fmt: skip
+    return delivered(out, made)

@@ -1,0 +1,173 @@
+"""Rows of activations as codes of eight bits: blocks of bytes, or the words that products of blocks read.
+
+The words of a row of Q8_0 or Q8_1: 16 a block, as `ggml_32` orders them. Of Q8_K: 128 a block, word 8 g + l holding
+elements 16 g + l and 16 g + l + 8, then 8 with the sums of each 16 codes. Beside them stand two float32 a block: d, and
+Q8_1's sum.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..compiling import device, kernel
+from .lanes import absolute, lane, spread, where
+from .memory import FLOAT16, address, load, put, set_at, store, through
+from .words import (
+    as_float,
+    as_word,
+    largest,
+    paired_16,
+    paired_32,
+    put_bytes,
+    put_eight,
+    summed,
+    whole,
+    word_everywhere,
+)  # fmt: skip
+
+WORDS_K = 136  # of a block of Q8_K
+
+
+@device
+def _rounded(v):
+    """v of at most 128 to the nearest integer, halves away from zero; NaN to 0."""
+    v = where(v == v, v, np.float32(0))
+    size = absolute(v)
+    low = whole(size)
+    code = low + as_word(size - as_float(low) >= np.float32(0.5))
+    return where(v < np.float32(0), -code, code)
+
+
+@device
+def _scales(x, y):
+    """d and the factor of the codes of 32 values."""
+    nothing = (x != x) | (y != y)
+    one, two = absolute(x), absolute(y)
+    peak = largest(where(one > two, one, two))
+    bad = lane(summed(as_word(nothing)), 0)
+    d = lane(peak, 0) / np.float32(127)
+    if bad:
+        d = np.float32(np.nan)
+    inverse = np.float32(1) / d
+    if not abs(inverse) <= np.float32(3.4028235e38):
+        inverse = np.float32(0)
+    return d, inverse
+
+
+@device
+def _codes_32(a, at, kind):
+    """d, and the codes of the 32 values at element `at`."""
+    x, y = load(a, at, 16, kind), load(a, at + 16, 16, kind)
+    d, inverse = _scales(x, y)
+    return d, _rounded(x * inverse), _rounded(y * inverse)
+
+
+@device
+def _half(x):
+    """A float32 through float16."""
+    return lane(through(spread(x), FLOAT16), 0)
+
+
+@kernel("iiaiiiaai")
+def words_32(begin, end, a, stride, kind, blocks, words, scales, with_sum):
+    """Rows begin ... end of a as words and scales of Q8_0, or of Q8_1 (`with_sum`)."""
+    for row in range(begin, end):
+        for i in range(blocks):
+            at = row * blocks + i
+            d, x, y = _codes_32(a, row * stride + 32 * i, kind)
+            put(paired_32(x, y), address(words), 16 * at)
+            set_at(_half(d), address(scales), 2 * at)
+            if with_sum:
+                total = d * np.float32(lane(summed(x + y), 0))
+                set_at(_half(total), address(scales), 2 * at + 1)
+
+
+@kernel("iiaiiiai")
+def blocks_32(begin, end, a, stride, kind, blocks, out, with_sum):
+    """Rows begin ... end of a as blocks of Q8_0, or of Q8_1 (`with_sum`)."""
+    size = 36 if with_sum else 34
+    for row in range(begin, end):
+        for i in range(blocks):
+            at = address(out) + size * (row * blocks + i)
+            d, x, y = _codes_32(a, row * stride + 32 * i, kind)
+            store(spread(d), at, 0, 1, FLOAT16)
+            if with_sum:
+                store(spread(d * np.float32(lane(summed(x + y), 0))), at, 1, 1, FLOAT16)
+            put_bytes(x, at, size - 32)
+            put_bytes(y, at, size - 16)
+
+
+@device
+def _extremum(a, at, kind):
+    """The first of the largest magnitudes of 256 values, sign and all; NaN is passed over."""
+    peak = spread(np.float32(0))
+    for g in range(0, 256, 16):
+        size = absolute(load(a, at + g, 16, kind))
+        peak = where(size > peak, size, peak)
+    most = lane(largest(peak), 0)
+    if most == np.float32(0):
+        return most
+    for g in range(0, 256, 16):
+        x = load(a, at + g, 16, kind)
+        if lane(summed(as_word(absolute(x) == most)), 0):
+            for i in range(16):
+                if abs(lane(x, i)) == most:
+                    return lane(x, i)
+    return most
+
+
+@device
+def _nearest(v):
+    """v of at most 128 to the nearest integer, ties to even; NaN to 0."""
+    v = where(v == v, v, np.float32(0))
+    size = absolute(v)
+    low = whole(size)
+    rest = size - as_float(low)
+    odd = (low & np.int32(1)) != np.int32(0)
+    up = (rest > np.float32(0.5)) | ((rest == np.float32(0.5)) & odd)
+    code = low + as_word(up)
+    code = where(v < np.float32(0), -code, code)
+    return where(code > np.int32(127), word_everywhere(127), code)
+
+
+@device
+def _scales_k(a, at, kind):
+    """d and the factor of the codes of 256 values; zeros where the factor is infinite or there is nothing."""
+    extremum = _extremum(a, at, kind)
+    inverse = np.float32(-127) / extremum
+    if extremum == np.float32(0) or abs(inverse) > np.float32(3.4028235e38):
+        return np.float32(0), np.float32(0)
+    return np.float32(1) / inverse, inverse
+
+
+@kernel("iiaiiiaa")
+def words_256(begin, end, a, stride, kind, blocks, words, scales):
+    """Rows begin ... end of a as words and scales of Q8_K."""
+    for row in range(begin, end):
+        for i in range(blocks):
+            first, block = row * stride + 256 * i, row * blocks + i
+            at = WORDS_K * block
+            d, inverse = _scales_k(a, first, kind)
+            set_at(d, address(scales), 2 * block)
+            before = np.int32(0)
+            for g in range(16):
+                codes = _nearest(load(a, first + 16 * g, 16, kind) * inverse)
+                put_eight(paired_16(codes), address(words), at + 8 * g)
+                total = lane(summed(codes), 0)
+                if g % 2:
+                    set_at(np.int32((before & 0xFFFF) | (total << 16)), address(words), at + 128 + g // 2)
+                before = total
+
+
+@kernel("iiaiiia")
+def blocks_256(begin, end, a, stride, kind, blocks, out):
+    """Rows begin ... end of a as blocks of Q8_K."""
+    for row in range(begin, end):
+        for i in range(blocks):
+            first, at = row * stride + 256 * i, address(out) + 292 * (row * blocks + i)
+            d, inverse = _scales_k(a, first, kind)
+            set_at(d, at, 0)
+            for g in range(16):
+                codes = _nearest(load(a, first + 16 * g, 16, kind) * inverse)
+                put_bytes(codes, at, 4 + 16 * g)
+                set_at(np.int16(lane(summed(codes), 0)), at, 130 + g)
