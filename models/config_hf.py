@@ -95,9 +95,12 @@ def rope(given: Fields, kind: str, local: float | None = None) -> Mapping:
         raise given.error(where, chosen, "rope parameters")
     theta = Fields(chosen, given.file).number("rope_theta")
     rope_type = chosen.get("rope_type", chosen.get("type", "default"))
+    rope_type = "longrope" if rope_type == "su" else rope_type
     if rope_type not in _ROPE_TYPES:
         raise given.error(f"{where}.rope_type", rope_type, "one of " + ", ".join(_ROPE_TYPES))
     kept = {key: value for key, value in chosen.items() if key != "type" and value is not None}
+    if given.get("partial_rotary_factor") is not None and not nested:
+        kept = {"partial_rotary_factor": given.number("partial_rotary_factor"), **kept}
     return kept | {"rope_type": rope_type, "rope_theta": theta}
 
 

@@ -37,15 +37,17 @@ class Decoder:
         self._tables = {name: self.arrays.send(table) for name, table in tables.items()}
 
     def _rotary(self, kind: str):
-        """cos and sin of every position, for the layers of a kind."""
+        """cos and sin of every position, for the layers of a kind; of LongRoPE's two tables, the long one for a model
+        that is served beyond its original context."""
         head_dim = next(layer.head_dim for layer in self.config.layers if layer.kind == kind)
-        return ops.rope_build_cache(
-            dict(self.weights.rope[kind]),
-            head_size=head_dim,
-            max_position=self.max_positions,
-            dtype=self.dtype.name,
-            emulate="f32",
+        parameters, positions = dict(self.weights.rope[kind]), self.max_positions
+        table = ops.rope_build_cache(
+            parameters, head_size=head_dim, max_position=positions, dtype=self.dtype.name, emulate="f32"
         )
+        if parameters["rope_type"] != "longrope":
+            return table
+        original = parameters["original_max_position_embeddings"]
+        return table[original:] if positions > original else table[:original]
 
     def on(self, device: str | Arrays) -> Decoder:
         """The same model there: itself where it is there already, else with copies of its weights."""

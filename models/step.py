@@ -63,17 +63,21 @@ class Step:
 
     # Pieces.
 
+    def lookup(self):
+        """Embeddings of the tokens."""
+        return self.weights.embed.lookup(self.batch.token_ids, self.rows("embedded", self.config.hidden_size))
+
     def embed(self):
         """Embeddings of the tokens, scaled where the family scales them by a number in the model's dtype."""
-        hidden = self.weights.embed.lookup(self.batch.token_ids, self.rows("embedded", self.config.hidden_size))
-        return self.scale("scaled", hidden, self.config.embedding_scale)
+        return self.scale("scaled", self.lookup(), self.config.embedding_scale)
 
     def scale(self, name: str, x, factor: float):
         """x times `factor` rounded to x's dtype, as torch rounds a number that is a tensor; x itself for 1."""
-        if factor == 1.0:
-            return x
-        factor = float(round_to(np.float64(factor), self.dtype))
-        return ops.mul_scalar(x, factor, out=self.rows(name, *x.shape[1:]))
+        return self.times(name, x, float(round_to(np.float64(factor), self.dtype)))
+
+    def times(self, name: str, x, factor: float):
+        """x times `factor` in float32, as torch takes a number of Python's; x itself for 1."""
+        return x if factor == 1.0 else ops.mul_scalar(x, factor, out=self.rows(name, *x.shape[1:]))
 
     def add(self, name: str, a, b):
         return ops.add(a, b, out=self.rows(name, *a.shape[1:]))
@@ -161,7 +165,7 @@ class Step:
         """The vocabulary's scores, scaled and capped where the family does; what is left is called "logits"."""
         scale, cap = self.config.logits_scale, self.config.final_logit_softcapping
         scores = self.project("scores" if cap or scale != 1.0 else "logits", hidden, self.weights.head)
-        scores = self.scale("scaled_scores" if cap else "logits", scores, scale)
+        scores = self.times("scaled_scores" if cap else "logits", scores, scale)
         if not cap:
             return scores
         return ops.soft_cap(scores, cap, rounding="vllm_native", out=self.rows("logits", scores.shape[1]))

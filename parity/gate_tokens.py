@@ -126,5 +126,7 @@ def _judge(golden: dict, file: Path | None, arrays: Arrays) -> Verdict:
         if digest != golden["provenance"]["checkpoint_digest"]:
             want = f"{golden['provenance']['checkpoint_digest']}, the one vLLM ran"
             raise ContractError("token_gate", "checkpoint", f"digest {digest}", want)
-        exact = None if dtype == "float32" else load_decoder(folder, "float32")
-        return token_gate(golden, load_decoder(folder, dtype).on(arrays), exact)
+        # What it was served up to: LongRoPE's factors depend on it.
+        positions = golden["provenance"]["engine"]["max_model_len"]
+        exact = None if dtype == "float32" else load_decoder(folder, "float32", positions)
+        return token_gate(golden, load_decoder(folder, dtype, positions).on(arrays), exact)

@@ -9,14 +9,19 @@ from .gemma import Gemma
 from .gemma2 import Gemma2
 from .gemma3 import Gemma3
 from .gemma4 import Gemma4
+from .glm4 import Glm4
+from .granite import Granite
 from .llama import Llama
 from .mistral import Mistral
+from .olmo2 import Olmo2, Olmo3
 from .opt import OPT
+from .phi3 import Phi3
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 
 _ALL: tuple[Family, ...] = (
-    Gemma(), Gemma2(), Gemma3(), Gemma4(), Llama(), Mistral(), OPT(), Qwen2(), Qwen3(),
+    Gemma(), Gemma2(), Gemma3(), Gemma4(), Glm4(), Granite(), Llama(), Mistral(), Olmo2(), Olmo3(), OPT(), Phi3(),
+    Qwen2(), Qwen3(),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _ALL}

@@ -1,0 +1,48 @@
+"""Granite 3, dense: Llama with multipliers of embeddings, attention scores, each block's output and logits."""
+
+from __future__ import annotations
+
+from .. import config_hf
+from ..config_gguf import GGUFFields
+from ..config_hf import positive
+from ..family import Family
+from ..fields import Fields
+from ..step import Step
+
+
+class Granite(Family):
+    name = "granite"
+    architectures = ("GraniteForCausalLM",)
+    model_types = ("granite",)
+    gguf_names = ("granite",)
+    paired = True
+
+    def hf(self, given: Fields) -> dict:
+        given.only(self.activation_field, (self.activation,), self.activation)
+        return {
+            "family": self.name, **config_hf.common(given, self.layers(given)),
+            "biased": config_hf.biases(given, attention_bias=("qkv", "o"), mlp_bias=("gate_up", "down")),
+            "embedding_scale": positive(given, "embedding_multiplier", 1.0),
+            "softmax_scale": positive(given, "attention_multiplier", 1.0),
+            "residual_scale": positive(given, "residual_multiplier", 1.0),
+            "logits_scale": 1.0 / positive(given, "logits_scaling", 1.0),
+        }  # fmt: skip
+
+    def gguf(self, given: GGUFFields) -> dict:
+        found = super().gguf(given)
+        return found | {
+            "embedding_scale": positive(given, "embedding_scale", 1.0),
+            "softmax_scale": positive(given, "attention.scale", found["softmax_scale"]),
+            "residual_scale": positive(given, "residual_scale", 1.0),
+            "logits_scale": 1.0 / positive(given, "logit_scale"),
+        }
+
+    def embed(self, step: Step):
+        return step.times("scaled", step.lookup(), step.config.embedding_scale)
+
+    def layer(self, step: Step, index: int, hidden, residual):
+        layer, scale = step.layers[index], step.config.residual_scale
+        hidden, residual = step.add_norm("attn", hidden, layer.attn_norm, residual)
+        hidden = step.times("attn_scaled", step.attention(index, hidden), scale)
+        hidden, residual = step.add_norm("ffn", hidden, layer.ffn_norm, residual)
+        return step.times("mlp_scaled", step.gated_mlp(layer, hidden, self.activate), scale), residual
