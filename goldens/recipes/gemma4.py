@@ -62,6 +62,6 @@ RECIPES = {
         "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                             "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
                                                "rope_theta": 1000000.0}},
-    }, _shapes, embedding=0.015, final_norm=10.0, qk_norm=1.5,
+    }, _shapes, embedding=0.015, final_norm=10.0, qk_norm=0.7,
        known={"embed_tokens_per_layer": (0.0, 0.3), "layer_scalar": (0.8, 0.1)}),
 }  # fmt: skip
