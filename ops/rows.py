@@ -37,6 +37,10 @@ _PROMISED = {
         "EW-NORM-QUANT": """rms_norm_quant_fp8 rms_norm_gated_quant_fp8 rms_norm_dynamic_per_token_quant
             rms_norm_per_block_quant silu_and_mul_quant silu_and_mul_per_block_quant silu_mul_fp4_quant
             silu_and_mul_fp4_quant sigmoid_gate_fp4_quant""",
+        "GDN-AOT-BF16": """gdn_prefill gdn_chunk_cumsum gdn_kkt gdn_solve_tril gdn_recompute_w_u gdn_delta_h gdn_chunk_o
+            gdn_chunk_prefill""",
+        "GDN-PACKED-DECODE": "gdn_packed_decode gdn_decode",
+        "GDN-SCRATCH": "gdn_chunk_layout",
         "GEMM-BF16": "matmul matmul_bt batched_matmul",
         "GEMM-FP8": """quant_fp8_static dynamic_scaled_fp8_quant dynamic_per_token_scaled_fp8_quant
             per_token_group_quant_fp8 scaled_fp8_quant_static_group static_scaled_int8_quant dynamic_scaled_int8_quant
@@ -80,9 +84,9 @@ ROWS: dict[str, Row] = _rows(
     ("EW-NORM-ACT", "norm activation elementwise splits gates", "norms, activations, embedding, casts, glue"),
     ("EW-NORM-QUANT", "norm_quant", "norms fused with quantisation"),
     ("FUSION-FRAMEWORK", "fusion", "fused recipes, declared once"),
-    ("GDN-AOT-BF16", "gdn", "gated delta rule, chunked bf16"),
+    ("GDN-AOT-BF16", "gdn gdn_chunks gdn_chunk_states", "gated delta rule, chunked bf16"),
     ("GDN-PACKED-DECODE", "gdn", "gated delta rule, packed decode"),
-    ("GDN-SCRATCH", "gdn", "gated delta rule scratch planning"),
+    ("GDN-SCRATCH", "gdn_chunk_states", "gated delta rule scratch planning"),
     ("GEMM-BF16", "matmul", "dense GEMM: bf16, f16, f32, batched, merged"),
     ("GEMM-CPU-ELEM", "matmul", "element-exact CPU GEMM"),
     ("GEMM-DEEPGEMM", "fp8", "block-scaled fp8 GEMM"),

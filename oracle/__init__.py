@@ -15,6 +15,9 @@ from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .fp4 import dequantize_nvfp4, scaled_fp4_quant, swizzle_blockscale
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
+from .gdn import gdn_decode, gdn_packed_decode, gdn_prefill
+from .gdn_chunk_states import gdn_chunk_layout, gdn_chunk_o, gdn_chunk_prefill, gdn_delta_h
+from .gdn_chunks import gdn_chunk_cumsum, gdn_kkt, gdn_recompute_w_u, gdn_solve_tril
 from .ggml import embedding_quant, quantize_row_q8_0, quantize_row_q8_1, quantize_row_q8_k, repack_q8_0x4
 from .ggml_matmul import matmul_bt_quant, vec_dot
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
@@ -79,9 +82,20 @@ __all__ = [
     "fused_qk_norm_rope",
     "gather_logprobs",
     "gather_mla_cache",
+    "gdn_chunk_cumsum",
+    "gdn_chunk_layout",
+    "gdn_chunk_o",
+    "gdn_chunk_prefill",
     "gdn_conv_split",
+    "gdn_decode",
+    "gdn_delta_h",
     "gdn_g_beta",
+    "gdn_kkt",
+    "gdn_packed_decode",
     "gdn_post_conv",
+    "gdn_prefill",
+    "gdn_recompute_w_u",
+    "gdn_solve_tril",
     "gelu_and_mul",
     "greedy_argmax",
     "gumbel_sample",

@@ -119,18 +119,18 @@ def norm(record: Record, device: str, kinds: tuple) -> None:
             name = f"{SHORT[kind]}_{rows}x{width}_G{groups}"
             y, z = normal("y" + name, rows, width, dtype=kind), normal("z" + name, rows, width, dtype=kind)
             weight = (1 + 0.2 * normal("w" + name, width)).to(kind)
-            with record.attempt(f"mamba2_rms_norm_gated {name}"):
+            with record.attempt(f"mamba2_rmsnorm_gated {name}"):
                 out = rms_norm_gated(
                     y.to(device), weight.to(device), None, z=z.to(device), eps=1e-5, group_size=width // groups,
                     norm_before_gate=False,
                 )  # fmt: skip
-                record.case("mamba2_rms_norm_gated", name, OPS + "layernorm_gated.rms_norm_gated",
+                record.case("mamba2_rmsnorm_gated", name, OPS + "layernorm_gated.rms_norm_gated",
                             {"eps": 1e-5, "groups": groups, "rounding": "vllm"}, {"y": y, "z": z, "weight": weight},
                             {"out": out})  # fmt: skip
                 wide = y.to(device) * torch.nn.functional.silu(z.to(device).float())
                 grouped = wide.unflatten(-1, (groups, -1))
                 grouped = grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + 1e-5)
-                record.case("mamba2_rms_norm_gated", "native_" + name,
+                record.case("mamba2_rmsnorm_gated", "native_" + name,
                             "mamba_mixer2.py: Mixer2RMSNormGated.forward_native",
                             {"eps": 1e-5, "groups": groups, "rounding": "vllm_native"},
                             {"y": y, "z": z, "weight": weight},
