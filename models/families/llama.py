@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from vtlab.gguf.dequant import dequantize
-from vtlab.ops.errors import FormatError
-
 from ..config import FULL, ModelConfig
 from ..family import Family
 from ..fields import Fields
+from ..rope_divisors import divisors
 
 _ROPE_FREQS = "rope_freqs.weight"
 
@@ -34,14 +30,11 @@ class Llama(Family):
         """llama3 scaling is a vector of divisors there, one for each pair; longrope's lists are such divisors."""
         if _ROPE_FREQS not in gguf.tensors:
             return config.rope
-        divisors, pairs = dequantize(gguf.tensors[_ROPE_FREQS]), config.layers[0].head_dim // 2
-        if divisors.shape != (pairs,) or not (np.isfinite(divisors) & (divisors > 0)).all():
-            got = f"shape {divisors.shape}, least {divisors.min()}"
-            raise FormatError(config.file, None, _ROPE_FREQS, got, f"{pairs} positive numbers")
+        found = divisors(config, gguf, _ROPE_FREQS, config.layers[0].head_dim // 2)
         parameters = {
             "rope_type": "longrope", "rope_theta": config.rope[FULL]["rope_theta"],
             "original_max_position_embeddings": config.max_position_embeddings,
-            "short_factor": divisors.tolist(), "long_factor": divisors.tolist(),
+            "short_factor": found, "long_factor": found,
             "short_mscale": 1.0, "long_mscale": 1.0,
         }  # fmt: skip
         return {FULL: parameters}
