@@ -43,13 +43,17 @@ class Linear:
         epilogue of a GEMM.
         """
         if self.bias is None:
-            return ops.matmul_bt(x, self.weight, out=buffer("", x.dtype))
+            return self.multiplied(x, x.dtype, buffer("", x.dtype))
         summed = ops.add(self.product(x, buffer), self.bias, out=buffer("" if x.dtype == _FLOAT32 else "sum", _FLOAT32))
         return summed if x.dtype == _FLOAT32 else ops.cast_bf16(summed, out=buffer("", x.dtype))
 
     def product(self, x, buffer: Buffer):
         """x W^T in float32, for a bias to come."""
-        return ops.matmul_bt(x, self.weight, out_dtype="float32", out=buffer("product", _FLOAT32))
+        return self.multiplied(x, _FLOAT32, buffer("product", _FLOAT32))
+
+    def multiplied(self, x, dtype, out=None):
+        """x W^T in `dtype`."""
+        return ops.matmul_bt(x, self.weight, out_dtype=dtype, out=out)
 
     def lookup(self, ids, out=None):
         """The rows of these ids, [T, K]."""

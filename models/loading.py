@@ -15,21 +15,32 @@ from .safetensors import read_safetensors
 from .tokenizer import Tokenizer
 from .weights import Weights
 
+WEIGHTS = ("blocks", "dequantized")
 
-def load_decoder(path: str | Path, dtype: str | None = None, max_positions: int | None = None) -> Decoder:
+
+def load_decoder(
+    path: str | Path, dtype: str | None = None, max_positions: int | None = None, weights: str = "dequantized"
+) -> Decoder:
     """The forward of a checkpoint: a `.gguf` file, or a folder with config.json and safetensors.
 
     dtype : "float32", "bfloat16" or "float16"; by default what config.json says, float32 for GGUF.
+    weights : "blocks" keeps the matrices of a GGUF file in its blocks, and activations meet them in eight bits;
+    "dequantized" expands them.
     Errors: FormatError for a file that is broken, incomplete or of another architecture; ContractError for a dtype
-    that no model computes in.
+    that no model computes in, for blocks of a file that has none.
     """
     path = Path(path)
+    if weights not in WEIGHTS or (weights == "blocks" and path.suffix != ".gguf"):
+        want = " or ".join(WEIGHTS) + " for a .gguf file, dequantized for another"
+        raise ContractError("load", "weights", weights, want)
     if dtype not in (None, *FLOATS):
         raise ContractError("load", "dtype", dtype, " or ".join(FLOATS))
     if path.suffix == ".gguf":
         gguf = read_gguf(path)
         config = ModelConfig.from_gguf(gguf)
-        return Decoder(config, Weights.from_gguf(config, gguf, dtype or config.dtype), max_positions)
+        return Decoder(
+            config, Weights.from_gguf(config, gguf, dtype or config.dtype, weights == "blocks"), max_positions
+        )
     config = ModelConfig.from_folder(path)
     return Decoder(config, Weights.from_tensors(config, read_safetensors(path), dtype or config.dtype), max_positions)
 
@@ -42,7 +53,13 @@ def load_tokenizer(path: str | Path) -> Tokenizer | None:
     return Tokenizer.from_folder(path) if (path / "tokenizer.json").is_file() else None
 
 
-def load(path: str | Path, dtype: str | None = None, **engine) -> Engine:
-    """An `Engine` over the checkpoint at `path`; keyword arguments are the engine's."""
+def load(path: str | Path, dtype: str | None = None, weights: str | None = None, **engine) -> Engine:
+    """An `Engine` over the checkpoint at `path`; keyword arguments are the engine's.
+
+    weights : as in `load_decoder`; by default "blocks" for a .gguf file in float32 or bfloat16 on the CPU.
+    """
     cache = engine.get("num_blocks", 128) * engine.get("block_size", 16)
-    return Engine(load_decoder(path, dtype, max_positions=cache), load_tokenizer(path), **engine)
+    if weights is None:
+        stay = Path(path).suffix == ".gguf" and engine.get("device", "cpu") == "cpu" and dtype != "float16"
+        weights = "blocks" if stay else "dequantized"
+    return Engine(load_decoder(path, dtype, cache, weights), load_tokenizer(path), **engine)

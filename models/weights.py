@@ -12,6 +12,7 @@ from vtlab.ops.dtypes import dtype as dtype_of
 from vtlab.ops.errors import FormatError
 from vtlab.ops.numerics import round_to
 
+from .block_linear import BlockLinear, Blocks, check_dtype, joined, stays
 from .config import ModelConfig
 from .families import FAMILIES
 from .linear import Linear
@@ -79,18 +80,31 @@ class Weights(Layer):
         return _assemble(config, wanted, read, dtype, config.rope)
 
     @classmethod
-    def from_gguf(cls, config: ModelConfig, gguf, dtype: str = "float32") -> Weights:
-        """From an open GGUF file: blocks are dequantized, rows put into Hugging Face's order.
+    def from_gguf(cls, config: ModelConfig, gguf, dtype: str = "float32", blocks: bool = False) -> Weights:
+        """From an open GGUF file, rows put into Hugging Face's order.
 
-        Errors: FormatError, before any tensor is read, for a missing or extra tensor or a wrong shape.
+        blocks : matrices whose parts are all in block types stay in the file's blocks, neighbouring parts of one type
+        joined, and a lone one in the mapped file; what else there is, and all of it by default, is dequantized.
+        Errors: FormatError, before any tensor is read, for a missing or extra tensor or a wrong shape; ContractError
+        for blocks in a dtype that their products do not give.
         """
         wanted = _check(config, gguf.tensors, gguf=True)
+        if blocks:
+            check_dtype(dtype_of(dtype))
 
         def read(slot: Slot) -> np.ndarray:
             data = dequantize(gguf.tensors[slot.gguf])
             return data if slot.gguf_rows is None else data[slot.gguf_rows]
 
-        return _assemble(config, wanted, read, dtype, FAMILIES[config.family].gguf_rope(config, gguf))
+        def kept(slots: list[Slot]) -> tuple[Blocks, ...] | None:
+            tensors = [gguf.tensors.get(slot.gguf) for slot in slots]
+            if None in tensors or not stays([tensor.type for tensor in tensors]):
+                return None
+            rows = [slice(None) if slot.gguf_rows is None else slot.gguf_rows for slot in slots]
+            return joined([Blocks(tensor.type, tensor.data[which]) for tensor, which in zip(tensors, rows)])
+
+        rope = FAMILIES[config.family].gguf_rope(config, gguf)
+        return _assemble(config, wanted, read, dtype, rope, kept if blocks else None)
 
 
 def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool) -> list[Slot]:
@@ -114,8 +128,14 @@ def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool) -> list[Slot]:
 
 
 def _assemble(
-    config: ModelConfig, wanted: list[Slot], read: Callable[[Slot], np.ndarray], dtype: str, rope: Mapping
+    config: ModelConfig,
+    wanted: list[Slot],
+    read: Callable[[Slot], np.ndarray],
+    dtype: str,
+    rope: Mapping,
+    kept: Callable[[list[Slot]], tuple[Blocks, ...] | None] | None = None,
 ) -> Weights:
+    """kept : the blocks of a matrix's slots, or None where it is to be read."""
     parts: dict[int | None, dict[str, list[Slot]]] = {None: {}}
     for slot in wanted:
         parts.setdefault(slot.layer, {}).setdefault(slot.target, []).append(slot)
@@ -137,10 +157,15 @@ def _assemble(
         return out
 
     def tensor(found: dict[str, list[Slot]], target: str):
-        data, bias = merged(found[target]), found.get(f"{target}_bias")
+        slots, bias = found[target], found.get(f"{target}_bias")
+        bias = None if bias is None else _cast(merged(bias), np.dtype(np.float32))
+        blocks = kept(slots) if kept is not None and len(slots[0].shape) == 2 else None
+        if blocks is not None:
+            return BlockLinear(blocks, bias, dtype_of(dtype))
+        data = merged(slots)
         if data.ndim == 1:
-            return float(data[0]) if found[target][0].scalar else data
-        return Linear(data, None if bias is None else _cast(merged(bias), np.dtype(np.float32)))
+            return float(data[0]) if slots[0].scalar else data
+        return Linear(data, bias)
 
     def tensors(found: dict[str, list[Slot]]) -> dict[str, object]:
         biases = {f"{target}_bias" for target, slots in found.items() if len(slots[0].shape) == 2}
