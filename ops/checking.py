@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 from collections.abc import Mapping
 
@@ -22,7 +23,47 @@ def check(contract: Contract, arguments: dict[str, object]) -> dict[str, int]:
     Raises ContractError naming the op, the argument, what was given and what the contract wants: for arrays
     that are none, dtypes, ranks, sizes, layouts, arrays on two devices, numbers out of range, unknown choices,
     and whatever the contract's own `requires` refuse.
+
+    A decode step asks the same things hundreds of times, so what was found of a form of call is kept; `requires`,
+    which may look into arrays, run every time.
     """
+    passed = contract.passed
+    try:
+        form = _form(arguments)
+        axes, converted = passed[form]
+    except (KeyError, TypeError):  # not seen yet; or an argument, such as a list, that no key can hold
+        given = dict(arguments)
+        axes = _check_form(contract, arguments)
+        converted = {name: value for name, value in arguments.items() if value is not given[name]}
+        with contextlib.suppress(TypeError):
+            if len(passed) >= _FORMS:
+                passed.clear()
+            passed[_form(given)] = axes, converted
+    else:
+        arguments.update(converted)
+    try:
+        for require in contract.requires:
+            require(arguments, axes)
+    except ContractError as error:
+        raise ContractError(contract.name, error.argument, error.got, error.want) from None
+    return axes
+
+
+_FORMS = 1 << 10
+"""Forms of calls that are kept for each op."""
+
+
+def _form(arguments: Mapping[str, object]) -> tuple:
+    """All that the checks of a form look at; numbers with their type, for True is no 1 there."""
+    return tuple([
+        (value.shape, value.strides, value.dtype) if hasattr(value, "strides") and hasattr(value, "dtype")
+        else (value, type(value))
+        for value in arguments.values()
+    ])  # fmt: skip
+
+
+def _check_form(contract: Contract, arguments: dict[str, object]) -> dict[str, int]:
+    """Everything but `requires`."""
     axes: dict[str, int] = {}
     op = contract.name
     tensors = []
@@ -47,11 +88,6 @@ def check(contract: Contract, arguments: dict[str, object]) -> dict[str, int]:
             fault = find(axes, spec.shape, value.shape)
             if fault is not None:
                 raise ContractError(op, name, f"shape {tuple(value.shape)}", fault)
-    try:
-        for require in contract.requires:
-            require(arguments, axes)
-    except ContractError as error:
-        raise ContractError(op, error.argument, error.got, error.want) from None
     return axes
 
 

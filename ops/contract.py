@@ -131,6 +131,8 @@ class Contract:
     mirrors: Mapping[str, object] = field(default_factory=dict)
     examples: tuple[Mapping[str, object], ...] = ()
     requires: tuple[Callable, ...] = field(default=(), repr=False)
+    passed: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Forms of calls that were checked; kept by `checking`."""
 
     def as_dict(self) -> dict:
         """The contract as plain JSON data, for `vtlab explain --json` and the docs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from vtlab.ops.contract import refuse
@@ -63,14 +65,15 @@ def metadata_agrees(arguments, axes):
         raise refuse("causal", repr(causal), f"a bool, or a bool array of shape ({axes['R']},)")
     if not _on_host(arguments):
         return
-    starts, lengths = arguments["query_start_loc"].astype(np.int64), arguments["seq_lens"].astype(np.int64)
-    new = np.diff(starts)
-    if starts[0] != 0 or (new < 0).any() or starts[-1] > axes["T"]:
-        raise refuse("query_start_loc", starts.tolist(), f"ascending from 0 to at most {axes['T']}")
-    if (lengths < 0).any() or (lengths > axes["MB"] * axes["BS"]).any():
-        raise refuse("seq_lens", lengths.tolist(), f"0 ... {axes['MB'] * axes['BS']} (MB * BS)")
-    if (np.broadcast_to(causal, new.shape) & (lengths < new)).any():
-        raise refuse("seq_lens", lengths.tolist(), f">= {new.tolist()}, the new tokens, where causal")
+    starts, lengths = arguments["query_start_loc"].tolist(), arguments["seq_lens"].tolist()
+    new = [stop - start for start, stop in itertools.pairwise(starts)]
+    if starts[0] != 0 or min(new) < 0 or starts[-1] > axes["T"]:
+        raise refuse("query_start_loc", starts, f"ascending from 0 to at most {axes['T']}")
+    if min(lengths) < 0 or max(lengths) > axes["MB"] * axes["BS"]:
+        raise refuse("seq_lens", lengths, f"0 ... {axes['MB'] * axes['BS']} (MB * BS)")
+    needed = causal.tolist() if several else [bool(causal)] * len(new)
+    if any(one and length < count for one, length, count in zip(needed, lengths, new)):
+        raise refuse("seq_lens", lengths, f">= {new}, the new tokens, where causal")
 
 
 def _on_host(arguments):
@@ -81,14 +84,16 @@ def pages_exist(arguments, axes):
     """block_table entries that visible keys need within 0 ... NB - 1, where the table is in the host's memory"""
     if not _on_host(arguments):
         return
-    starts, size = arguments["query_start_loc"], axes["BS"]
+    starts, size, table = arguments["query_start_loc"], axes["BS"], arguments["block_table"]
+    if table.size and table.min() >= 0 and table.max() < axes["NB"]:
+        return  # all of it, needed or not
     causal = np.broadcast_to(arguments["causal"], (axes["R"],))
     for r, total in enumerate(arguments["seq_lens"]):
         first, last, _ = key_ranges(int(starts[r + 1] - starts[r]), int(total), bool(causal[r]), arguments["window"])
         seen = first <= last
         if not seen.any():
             continue
-        pages = arguments["block_table"][r, first[seen].min() // size : last[seen].max() // size + 1]
+        pages = table[r, first[seen].min() // size : last[seen].max() // size + 1]
         if (pages < 0).any() or (pages >= axes["NB"]).any():
             raise refuse("block_table", f"pages {pages.tolist()} of request {r}", f"0 ... {axes['NB'] - 1}")
 

@@ -37,6 +37,7 @@ def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, options, o
         starts, np.ascontiguousarray(causal).view(np.uint8) if several else None, 0 if several else bool(causal), group,
         key_heads, depth, page_size, left, right, scale, softcap, sinks, slopes, bool(counted),
         0 if p_round is None else KINDS[dtype(p_round)], made[0], made[1] if return_lse else None, tokens, blocks,
+        scratch=K.scratch_bytes(max(group, 1), depth),
     )  # fmt: skip
     return delivered(out, made)
 

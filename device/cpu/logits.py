@@ -66,7 +66,8 @@ def apply_top_k_top_p(logits, k=None, p=None, *, out=None):
     made = results("apply_top_k_top_p", out, (logits.shape, _FLOAT32))
     np.copyto(made[0], logits)
     if k is not None or p is not None:
-        split(R.top_k_top_p, len(logits), logits.size * _ELEMENT, made[0], k, p, logits.shape[1])
+        cost, width = logits.size * _ELEMENT, logits.shape[1]
+        split(R.top_k_top_p, len(logits), cost, made[0], k, p, width, scratch=R.scratch_bytes(width))
     return delivered(out, made)
 
 
@@ -84,7 +85,8 @@ def gather_logprobs(logprobs, num_logprobs, ids, *, out=None):
     rows, width = logprobs.shape
     form = rows, num_logprobs + 1
     made = results("gather_logprobs", out, (form, _INT32), (form, _FLOAT32), ((rows,), _INT64))
-    split(R.largest, rows, logprobs.size * _ELEMENT, logprobs, ids, *made, width, num_logprobs)
+    cost, memory = logprobs.size * _ELEMENT, R.scratch_bytes(width)
+    split(R.largest, rows, cost, logprobs, ids, *made, width, num_logprobs, scratch=memory)
     return delivered(out, made)
 
 

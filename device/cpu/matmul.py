@@ -21,7 +21,7 @@ def product(a, b, transposed: bool, target) -> None:
     a_stride, b_stride = strides
     split(
         K.matmul, -(-columns // width), rows * depth * columns + depth * columns, a, a_stride, b, b_stride,
-        KINDS[b.dtype], transposed, rows, depth, target, KINDS[target.dtype], columns,
+        KINDS[b.dtype], transposed, rows, depth, target, KINDS[target.dtype], columns, scratch=K.scratch_bytes(rows),
     )  # fmt: skip
 
 

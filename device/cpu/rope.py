@@ -38,6 +38,7 @@ def rope_from_cache(
         K.rope, tokens, (made[0].size + made[-1].size) * 8, q, *_steps(q), made[0], *keys, kind, cos_sin_cache,
         table_kind, cos_sin_cache.shape[1] // 2, positions, positions.dtype.itemsize == 8, tokens, section,
         bool(mrope_interleaved), width, rope_dim_offset, bool(inverse), point, bool(is_neox) + 2 * (rounding == "vllm"),
+        scratch=4 * cos_sin_cache.shape[1] + 64,
     )  # fmt: skip
     return delivered(out, made)
 

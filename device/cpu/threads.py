@@ -12,6 +12,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics.threads import cores
 
@@ -70,13 +72,34 @@ class _Worker:
             raise error
 
 
-def split(kernel: Callable, count: int, cost: int, *args, grain: int = 1) -> None:
+class _Scratch(threading.local):
+    """Memory that a thread uses again and again: fresh pages cost more than many a kernel."""
+
+    held = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> np.ndarray:
+        if len(self.held) < size:
+            self.held = np.empty(size, np.uint8)
+        return self.held
+
+
+_scratch = _Scratch()
+
+
+def split(kernel: Callable, count: int, cost: int, *args, grain: int = 1, scratch: int = 0) -> None:
     """kernel(begin, end, *args) over items 0 ... count, in pieces of whole `grain`s where `cost` is worth it.
 
     cost : work of all items, in float32 operations or bytes; below _WORTH_IT one thread takes all.
+    scratch : bytes of memory that the kernel gets as one more argument, each thread its own, of unspecified content.
     """
     if count <= 0:
         return
+    if scratch:
+        inner, size = kernel, scratch
+
+        def kernel(*given):
+            inner(*given, _scratch.of(size))
+
     team = threads()
     if team < 2 or cost < _WORTH_IT or count <= grain or not _busy.acquire(blocking=False):
         kernel(0, count, *args)

@@ -12,7 +12,7 @@ from ..compiling import device, kernel
 from .lanes import fma, lane, lanes_between, lanes_from, maximum, spread, top_lane, where, zeros
 from .memory import (
     address,
-    allocate,
+    aligned,
     get_f32,
     get_i32,
     get_i64,
@@ -21,7 +21,6 @@ from .memory import (
     load,
     load_f32,
     put,
-    release,
     scratch,
     set_at,
     store,
@@ -177,11 +176,17 @@ def _finished(state, mixed, depth, sink, sunk, counted, out, at, kind):
     return total_log
 
 
-@kernel("iiaiaiiiaiiiiaiaaaiiiiiiiffaaiiaaii")
+def scratch_bytes(group, depth):
+    """Bytes of memory that `paged` wants."""
+    rows = max(1, ROWS // group) * group
+    return (8 * CHUNK + 8 * rows) * (depth + 15) + 8 * rows + 64
+
+
+@kernel("iiaiaiiiaiiiiaiaaaiiiiiiiffaaiiaaiia")
 def paged(
     begin, end, q, q_kind, k_cache, k_page, k_slot, k_head, v_cache, v_page, v_slot, v_head, kind, pages, pages_row,
     lengths, starts, causals, causal, group, key_heads, depth, page_size, left, right, scale, softcap, sinks, slopes,
-    counted, p_kind, out, lse, tokens, blocks,
+    counted, p_kind, out, lse, tokens, blocks, work,
 ):  # fmt: skip
     """Items begin ... end = (request, key head, block of query rows) of paged attention; strides in elements.
 
@@ -192,11 +197,11 @@ def paged(
     padded = (depth + 15) // 16 * 16
     rows = height * group
     heads = group * key_heads
-    keys = allocate(4 * CHUNK * padded)
-    values = allocate(4 * CHUNK * padded)
-    queries = allocate(4 * rows * padded)
-    mixed = allocate(4 * rows * padded)
-    states = allocate(8 * rows)
+    keys = aligned(work)
+    values = keys + 4 * CHUNK * padded
+    queries = values + 4 * CHUNK * padded
+    mixed = queries + 4 * rows * padded
+    states = mixed + 4 * rows * padded
     p = scratch(CHUNK)
     table = scratch(32)
     for item in range(begin, end):
@@ -267,5 +272,3 @@ def paged(
                         store(zeros(), out, at + d, depth - d, q_kind)
                 if given(lse):
                     set_at(result, lse, head * tokens + start + i)
-    for memory in (keys, values, queries, mixed, states):
-        release(memory)

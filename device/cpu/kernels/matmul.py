@@ -16,7 +16,7 @@ from numba.core.typing.templates import signature
 from ..compiling import device, kernel
 from ..tier import tier
 from .lanes import F32, I64, LANES, V, splat, zeros
-from .memory import address, allocate, load, load_f32, pointer, put, read, release, scratch, set_at, store, write
+from .memory import address, aligned, load, load_f32, pointer, put, read, scratch, set_at, store, write
 from .panels import turned
 
 ROWS, PANELS = (8, 2) if tier() == "avx512" else (4, 1)
@@ -73,12 +73,17 @@ def _packed(b, b_kind, b_stride, transposed, column, columns, k, depth, table, p
             put(load(b, (k + i) * b_stride + column, columns - column, b_kind), panel, 16 * i)
 
 
-@kernel("iiaiaiiiiiaii")
-def matmul(begin, end, a, a_stride, b, b_stride, b_kind, transposed, rows, depth, out, out_kind, columns):
+def scratch_bytes(rows):
+    """Bytes of memory that `matmul` wants."""
+    return 64 * PANELS * (DEPTH + rows) + 64
+
+
+@kernel("iiaiaiiiiiaiia")
+def matmul(begin, end, a, a_stride, b, b_stride, b_kind, transposed, rows, depth, out, out_kind, columns, work):
     """Blocks begin ... end, of 16 * PANELS columns each, of out = a b, or a b^T where `transposed`; a is float32."""
     width = 16 * PANELS
-    panel = allocate(4 * width * DEPTH)
-    sums = allocate(4 * width * rows)
+    panel = aligned(work)
+    sums = panel + 4 * width * DEPTH
     table = scratch(32)
     for block in range(begin, end):
         column = block * width
@@ -106,5 +111,3 @@ def matmul(begin, end, a, a_stride, b, b_stride, b_kind, transposed, rows, depth
             for p in range(0, width, 16):
                 x = load_f32(sums, row * width + p)
                 store(x, out, row * columns + column + p, columns - column - p, out_kind)
-    release(sums)
-    release(panel)

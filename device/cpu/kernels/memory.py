@@ -79,6 +79,16 @@ def given(typing, x):
     return signature(types.boolean, x), lambda context, builder, sig, args: builder.icmp_signed("!=", args[0], I64(0))
 
 
+@intrinsic
+def aligned(typing, x):
+    """The first address of an array, or number, that is a multiple of 64."""
+
+    def generate(context, builder, sig, args):
+        return builder.and_(builder.add(args[0], I64(63)), I64(-64))
+
+    return signature(Address, x), generate
+
+
 def pointer(builder, address, index, size, kind):
     """A pointer to `kind` at element `index` of `size` bytes each."""
     at = builder.add(address, builder.mul(index, I64(size)))

@@ -7,11 +7,16 @@ import numpy as np
 from ..compiling import device, kernel
 from .fixed_point import INF, peak, units
 from .lanes import codes_of, lanes_below, where
-from .memory import address, allocate, get_f32, get_i32, get_i64, get_u32, given, load, put, release, set_at
+from .memory import address, aligned, get_f32, get_i32, get_i64, get_u32, given, load, put, set_at
 from .transcendental import exp
 
 _NAN_CODE = np.int64(0xFFC00000)
 _CELLS = 2048
+
+
+def scratch_bytes(width):
+    """Bytes of memory that the kernels want."""
+    return 8 * _CELLS + 12 * width + 512
 
 
 @device
@@ -118,10 +123,12 @@ def _keep_share(x, first, width, codes, weights, limit, cells):
             set_at(-INF, x, first + i)
 
 
-@kernel("iiaaai")
-def top_k_top_p(begin, end, out, k, p, width):
+@kernel("iiaaaia")
+def top_k_top_p(begin, end, out, k, p, width, work):
     """Rows of logits in `out`, in place; k and p may be absent."""
-    codes, weights, cells = allocate(4 * width + 64), allocate(8 * width + 128), allocate(8 * _CELLS)
+    cells = aligned(work)
+    codes = cells + 8 * _CELLS
+    weights = aligned(codes + 4 * width + 64)
     for row in range(begin, end):
         first = row * width
         if given(k):
@@ -131,14 +138,14 @@ def top_k_top_p(begin, end, out, k, p, width):
                 _keep_largest(address(out), first, width, codes, most, cells)
         if given(p):
             _keep_share(address(out), first, width, codes, weights, np.float32(1) - get_f32(p, row), cells)
-    for memory in (codes, weights, cells):
-        release(memory)
 
 
-@kernel("iiaaaaaii")
-def largest(begin, end, x, ids, indices, values, ranks, width, count):
+@kernel("iiaaaaaiia")
+def largest(begin, end, x, ids, indices, values, ranks, width, count, work):
     """ids[row] and its value, then the `count` largest and theirs, descending, ties by place; the rank of the id."""
-    codes, cells, found = allocate(4 * width + 64), allocate(8 * _CELLS), allocate(8 * count + 64)
+    cells = aligned(work)
+    codes = cells + 8 * _CELLS
+    found = aligned(codes + 4 * width + 64)
     for row in range(begin, end):
         first, to, chosen = row * width, row * (count + 1), get_i64(ids, row)
         value, rank = get_f32(x, first + chosen), np.int64(0)
@@ -165,5 +172,3 @@ def largest(begin, end, x, ids, indices, values, ranks, width, count):
                 at = get_i64(found, n)
                 set_at(np.int32(at), indices, to + 1 + n)
                 set_at(get_f32(x, first + at), values, to + 1 + n)
-    for memory in (codes, cells, found):
-        release(memory)

@@ -8,13 +8,12 @@ from ..compiling import device, kernel
 from .lanes import even, fma, odd, woven_high, woven_low
 from .memory import (
     address,
-    allocate,
+    aligned,
     copy_bytes,
     get_any,
     get_i32,
     get_i64,
     load,
-    release,
     set_at,
     store,
     through,
@@ -75,13 +74,14 @@ def _head(x, first, out, to, kind, width, offset, half, angles, point, mode):
             store(woven_high(ahead, behind), out, b + 16, 2 * left - 16, kind)
 
 
-@kernel("iiaiiiaaiiiaiaiiaiiaiiiiii")
+@kernel("iiaiiiaaiiiaiaiiaiiaiiiiiia")
 def rope(
     begin, end, q, q_token, q_head, q_heads, q_out, k, k_token, k_head, k_heads, k_out, kind, table, table_kind, half,
     positions, wide, tokens, section, interleaved, width, offset, inverse, point, mode,
+    work,
 ):  # fmt: skip
     """Tokens begin ... end: the rotary lanes of every head of q and k, strides in elements."""
-    angles = allocate(8 * half)
+    angles = aligned(work)
     for t in range(begin, end):
         _angles(
             address(table), table_kind, half, address(positions), tokens, t, address(section), interleaved, wide,
@@ -93,7 +93,6 @@ def rope(
         for h in range(k_heads):
             first, to = t * k_token + h * k_head, (t * k_heads + h) * width
             _head(address(k), first, address(k_out), to, kind, width, offset, half, angles, point, mode)
-    release(angles)
 
 
 @kernel("iiaiaiaiiiaiiiaii")
