@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -90,12 +91,31 @@ def rope(given: GGUFFields, head_dim: int) -> Mapping:
     """rope_parameters without the scalings that are vectors; all lanes of a head are rotated, or a part of them."""
     width = given.integer("rope.dimension_count", head_dim)
     theta = given.number("rope.freq_base", 10000.0)
-    scaling = given.only("rope.scaling.type", ("none", "linear"), "none")
+    scaling = given.only("rope.scaling.type", ("none", "linear", "yarn"), "none")
     factor = given.number("rope.scaling.factor", 1.0)
     part = {} if width == head_dim else {"rope_dim": width}
+    if scaling == "yarn":
+        return _yarn(given, theta) | part
     if scaling == "none" or factor == 1.0:
         return {"rope_type": "default", "rope_theta": theta, **part}
     return {"rope_type": "linear", "rope_theta": theta, "factor": factor, **part}
+
+
+def _yarn(given: GGUFFields, theta: float) -> dict:
+    """llama.cpp's yarn_attn_factor is not read: it takes YaRN's temperature of the factor, or a ratio of two."""
+    factor = positive(given, "rope.scaling.factor")
+    given.only("rope.scaling.yarn_ext_factor", (1.0,), 1.0)
+    temperature = lambda weight: 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+    weight = given.number("rope.scaling.yarn_log_multiplier", 0.0)
+    gain = positive(given, "rope.scaling.attn_factor", 1.0) / (temperature(weight) if weight else 1.0)
+    return {
+        "rope_type": "yarn", "rope_theta": theta, "factor": factor, "attn_factor": gain,
+        "original_max_position_embeddings": at_least_one(
+            given, "rope.scaling.original_context_length", given.integer("context_length")
+        ),
+        "beta_fast": given.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": given.number("rope.scaling.yarn_beta_slow", 1.0),
+    }  # fmt: skip
 
 
 def _vocab_size(given: GGUFFields) -> int:

@@ -128,7 +128,8 @@ def test_gguf_gemma3_has_what_llama_cpp_does_not_write_down():
     ("gemma3.vocab_size", gguf(vocab_size=99)),
     ("gemma3.attention.value_length", gguf(**{"attention.value_length": 32})),
     ("llama.rope.dimension_count", gguf("llama", **{"rope.dimension_count": 32})),
-    ("llama.rope.scaling.type", gguf("llama", **{"rope.scaling.type": "yarn"})),
+    ("llama.rope.scaling.type", gguf("llama", **{"rope.scaling.type": "longrope"})),
+    ("llama.rope.scaling.factor", gguf("llama", **{"rope.scaling.type": "yarn"})),
     ("gemma3.attention.sliding_window", gguf(**{"attention.sliding_window": ...})),
     ("llama.expert_count", gguf("llama", expert_count=8)),
 ])  # fmt: skip
