@@ -15,6 +15,10 @@ _FEW_ROWS = 264
 """Up to here (two rows a multiprocessor of an H200) the weights are sent for together with the row."""
 _WIDE = ("rms_norm_bf16", "rms_norm_add_bf16", "layer_norm_bf16")
 """The kernels that have forms for more than one load a thread."""
+_TEAMED = ("rms_norm_bf16", "gated_norm_bf16", "l2norm_bf16")
+"""The kernels that have forms for several narrow rows a team."""
+_SEVERAL = ((4, "four", 1 << 18), (2, "two", 1 << 16))
+"""(rows a team, form, lanes of work from which on)."""
 _GEMMA, _NATIVE = 1, 2
 
 
@@ -35,7 +39,13 @@ def _start(op: str, kernel: str, special: str, wide: bool, args: list) -> None:
     if not wide or lanes > (4 if special in _WIDE else 1) * _TEAM:
         start(op, "norm", f"{kernel}_v{VECTOR if wide else 1}", rows, (_TEAM, 1), args)
     elif lanes <= 32:
-        lanes = 1 << (lanes - 1).bit_length()
+        shift = (lanes - 1).bit_length()
+        lanes = 1 << shift
+        each, form = next((way for way in _SEVERAL if rows * lanes >= way[2]), (1, "", 0))[:2]
+        if special in _TEAMED and lanes >= each > 1:
+            blocks = -(-(-(-rows // each) * lanes) // _ROW_BLOCK)
+            start(op, "norm", f"{special}_{form}", blocks, (_ROW_BLOCK, 1), [*args, shift])
+            return
         start(op, "norm", f"{special}_rows", -(-rows * lanes // _ROW_BLOCK), (_ROW_BLOCK, 1), [*args, lanes])
     else:
         form = "block1" if lanes <= _TEAM else "few4" if rows <= _FEW_ROWS else "block4"

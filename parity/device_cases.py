@@ -24,6 +24,7 @@ from .device_edges_sampling import EDGES as SAMPLING
 _16 = {"x": "bfloat16", "weight": "bfloat16"}
 _F16 = {"x": "float16", "weight": "float16"}
 _NORM_WIDTHS = (1, 8, 24, 64, 72, 128, 136, 250, 512, 1032, 2048, 8200)
+_MANY = (16385, 65539)  # rows from which on a team has two or four
 _LONG = {"...": (3,), "H": 33000}
 
 
@@ -37,6 +38,7 @@ EDGES: dict[str, list[dict]] = {
     "rms_norm": [
         *({"...": (5,), "H": H, **_16, "residual": "bfloat16"} for H in _NORM_WIDTHS),
         *({"...": (1030,), "H": H, **_16} for H in (8, 136)),
+        *({"...": (rows,), "H": 24, **_16} for rows in _MANY),
         *({"...": (2,), "H": H, **_16} for H in (512, 2056, 8192)),
         {"...": (300,), "H": 520, **_16, "residual": "bfloat16"}, {"...": (300,), "H": 520, **_16},
         *({"...": (rows,), "H": 2056, **_16, **more} for rows in (3, 265) for more in ({}, {"residual": "bfloat16"})),
@@ -62,10 +64,12 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (5,), "D": D, **_16, "gate": "bfloat16", "eps": 1e-5} for D in _NORM_WIDTHS),
         {"...": (33, 4), "D": 128, "x": "float16", "gate": "float32", "weight": "float16", "out_dtype": "float32"},
         {"...": (2,), "D": 33000, "sigmoid_gate": True}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
+        *({"...": (rows,), "D": 24, **_16, "gate": "bfloat16"} for rows in _MANY),
     ],
     "l2norm": [
         *({"...": (5,), "D": D, "x": "bfloat16", "out_dtype": "float32"} for D in _NORM_WIDTHS),
         {"...": (70, 3), "D": 128, "x": "float16"}, {"...": (5,), "D": 304, "x": "bfloat16"},
+        *({"...": (rows,), "D": 24, "x": "bfloat16"} for rows in _MANY),
         {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
     ],
     "silu_and_mul": [

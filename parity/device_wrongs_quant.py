@@ -96,8 +96,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the gate's vector twice": ("(i64)(at + per_row) * 8", "(i64)at * 8"),
         "halves of one row": ("number(d) + row[d] * per_row", "number(d)"),
         "bounded like the norms": (
-            "(int)rule, nullptr, scale_ub), top, false);\n    by.",
-            "(int)rule, scale_ub, nullptr), top, false);\n    by.",
+            "floored_scale(top, nullptr, scale_ub), top, false);\n    by.divide(q, y);\n    store",
+            "floored_scale(top, scale_ub, nullptr), top, false);\n    by.divide(q, y);\n    store",
         ),
         "the gate in other rows": ("* gate_stride + first", "* gate_stride"),
         "SiLU for the sigmoid": ("if (sigmoid) gate_products<false>", "if (sigmoid) gate_products<true>"),

@@ -23,11 +23,13 @@ SURVIVED = 3
 
 WRONGS = {
     "norm": {
-        "drop a level of the lanes' tree": ("m = lanes >> 1; m >= 1; m >>= 1", "m = lanes >> 1; m >= 2; m >>= 1"),
+        "drop a level of the lanes' tree": ("m = lanes >> 1; m >= 1; m >>= 1) partial +=", "m = lanes >> 1; m >= 2; m >>= 1) partial +="),
         "drop a level over the warps": ("((s[0] + s[4]) + (s[2] + s[6])) +", "(s[0] + s[4]) +"),
         "overlapping turns": ("#define TREE_SPAN 2048", "#define TREE_SPAN 2040"),
         "neighbours backwards": ("partial += v[j] * v[j];", "partial += v[V - 1 - j] * v[V - 1 - j];"),
-        "sum for mean": ("count > 0.0f ? total / count : total", "total"),
+        "sum for mean": ("count > 0.0f ? mean_of(total, count) : total", "total"),
+        "another power of two": ("vt_float(0x7f000000 - bits)", "vt_float(0x7e800000 - bits)"),
+        "the first row's root for all": ("team.root_of(roots, j)", "team.root_of(roots, 0)"),
         "normalise the unrounded sum": ("if (flags & NATIVE) return;", "return;"),
         "Gemma's weight without one": ("scaled * (w[j] + 1.0f)", "scaled * w[j]"),
         "forget the first of the native roundings": ("through(scaled, weight_kind) * w[j]", "scaled * w[j]"),
@@ -41,7 +43,7 @@ WRONGS = {
         "always round the act": ("<true>(out, g, u, variant ? kind : F32,", "<true>(out, g, u, kind,"),
         "clamp the gate on both sides": ("vt_minimum(g[j], limit)", "vt_minimum(vt_maximum(g[j], -limit), limit)"),
         "tanh's cube without its factor": ("((0.044715f * g) * g) * g", "(g * g) * g"),
-        "GELU's fast form in its tail": ("!(a > -2.7f && a < FAST_LIMIT)", "!(a < FAST_LIMIT)"),
+        "GELU's fast form in its tail": ("vt_fma(e, 0x1p-23f, 52 * 0x1p-24f)", "52 * 0x1p-24f"),
         "multiply by the cap's inverse": ("y / cap", "y * (1.0f / cap)"),
         "keep NaN in relu": ("y > 0.0f ? y : 0.0f", "y < 0.0f ? 0.0f : y"),
         "leave out the last group": ("column < width}", "column < width - 1}"),

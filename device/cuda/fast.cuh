@@ -91,9 +91,10 @@ VT_FN float exact_gelu_product(float g, float u, int act_kind) {
 }
 
 // GELU (tanh form) * u, as gate_products. With the same argument a = gelu_argument(g) as MIRROR, its (1 + tanh a) / 2 is
-// here s = 1 / (1 + e), e = exp(-2a). In units of 2^-24 relative to the result: e and s make 22 where -a < 3.5, 3 for
-// the products, and MIRROR's tanh and its sum with 1, off by 1.5 absolute, are 0.75 / s = 0.75 (1 + e) off in s. The
-// margin is twice that, and where -a >= 3.5 (there s < 2^-10) the polynomial decides.
+// here s = 1 / (1 + e), e = exp(-2a). In units of 2^-24 relative to the result: e and s make 22 where -a < 3.5 and 1.4
+// more for each doubling of -a, 3 for the products, and MIRROR's tanh and its sum with 1, off by 1.5 absolute, are
+// 0.75 / s = 0.75 (1 + e) off in s. The margin 52 + 2 e is twice that, for every a: it leaves to the polynomial what is
+// small because e is large, and every infinity. The added 2^-147 covers the roundings of subnormal products.
 template <int V>
 VT_FN void gelu_products(float (&out)[V], const float (&g)[V], const float (&u)[V], int act_kind, int kind) {
     if (kind != BF16 || act_kind == F16) {
@@ -105,13 +106,13 @@ VT_FN void gelu_products(float (&out)[V], const float (&g)[V], const float (&u)[
     unsigned left = 0;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-        float a = gelu_argument(g[j]);
-        float e = fast_exp2(a * -2.885390f);
+        float e = fast_exp2(gelu_argument(g[j]) * -2.885390f);
         float act = g[j] * fast_reciprocal(1.0f + e);
         out[j] = (rounded ? through(act, BF16) : act) * u[j];
-        unsigned margin = 52u + (unsigned)(2.0f * fminf(e, 2000.0f));
-        unsigned off = (unsigned)(vt_bits(rounded ? act : out[j]) + 0x8000 + (int)margin) & 0xffffu;
-        if (off <= 2 * margin || !(a > -3.5f && a < FAST_LIMIT)) left |= 1u << j;
+        float decided = rounded ? act : out[j];
+        float margin = vt_fma(vt_abs(decided), vt_fma(e, 0x1p-23f, 52 * 0x1p-24f), 0x1p-147f);
+        unsigned ends = narrow_bf16(decided - margin, decided + margin);
+        if ((ends ^ ends >> 16) & 0xffffu) left |= 1u << j;
     }
     decide(out, left, g, u, [&](float gate, float up) { return exact_gelu_product(gate, up, act_kind); });
 }

@@ -3,6 +3,7 @@
 // The ladder:
 // 1. *_v1, *_v8: a block of 256 threads a row of any width, in three passes; V elements an access.
 // 2. *_rows: a row of at most 256 elements in the registers of 1, 2, 4 ... 32 lanes.
+// 2a. *_two, *_four: many of them, that many rows a team: fewer lanes find roots, more loads are under way.
 // 3. *_block1, *_block4: a block a row, up to 1 or 4 loads of 16 bytes a thread under way at once; the row stays in
 //    registers between its two uses, so it is read once.
 // 4. *_few4: for few rows, whose latency nothing else hides: the weights are sent for together with the row.
@@ -96,6 +97,7 @@ struct RmsNorm {
 LONG_NORM_KERNELS(rms_norm, RMS_PARAMETERS, RMS_NORM)
 NARROW_NORM_KERNELS(rms_norm, RMS_PARAMETERS, RMS_NORM)
 NARROW_NORM_KERNELS(rms_norm_bf16, RMS_PARAMETERS, RMS_BF16)
+SEVERAL_NORM_KERNELS(rms_norm_bf16, RMS_PARAMETERS, RMS_BF16)
 WIDE_NORM_KERNELS(rms_norm_bf16, RMS_PARAMETERS, RMS_BF16)
 NARROW_NORM_KERNELS(rms_norm_add_bf16, RMS_PARAMETERS, RMS_ADD_BF16)
 WIDE_NORM_KERNELS(rms_norm_add_bf16, RMS_PARAMETERS, RMS_ADD_BF16)
@@ -155,6 +157,8 @@ LONG_NORM_KERNELS(gated_norm, GATED_PARAMETERS, GATED_NORM)
 NARROW_NORM_KERNELS(gated_norm, GATED_PARAMETERS, GATED_NORM)
 NARROW_NORM_KERNELS(gated_norm_bf16, GATED_PARAMETERS, GATED_BF16)
 NARROW_NORM_KERNELS(l2norm_bf16, GATED_PARAMETERS, L2_BF16)
+SEVERAL_NORM_KERNELS(gated_norm_bf16, GATED_PARAMETERS, GATED_BF16)
+SEVERAL_NORM_KERNELS(l2norm_bf16, GATED_PARAMETERS, L2_BF16)
 
 struct LayerNorm {
     static constexpr bool CENTRED = true;

@@ -9,7 +9,7 @@
 //   finish(v, row, at, raw, w, mean, inverse)
 // each for V = 8 neighbours or one.
 #pragma once
-#include "tree.cuh"
+#include "teams.cuh"
 
 template <int V> struct Operands { Raw<V> x, other; };
 template <int V> struct Weights { Raw<V> scale, shift; };
@@ -77,6 +77,35 @@ template <class N> VT_FN void norm_rows(i64 rows, i64 width, float eps, i64 lane
     norm_row<1, true>(norm, row, first, (int)width, eps, [&](float p, int) { return tree_of_lanes(p, team); });
 }
 
+// ROWS neighbouring rows of at most 8 << shift elements to a team of 1 << shift >= ROWS lanes, sent for together; each
+// row's root is found by a lane of its own (teams.cuh).
+template <int ROWS, class N> VT_FN void norm_some_rows(i64 rows, i64 width, float eps, i64 shift, const N& norm) {
+    const Team team((int)shift);
+    i64 first = (i64)team_number(blockIdx.x, (int)shift) * ROWS;
+    int at = team.place * 8, here = at < width ? (rows - first < ROWS ? (int)(rows - first) : ROWS) : 0;
+    Operands<8> raw[ROWS];
+    Weights<8> weights;
+    float v[8], partial[ROWS] = {};
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j)
+        if (j < here) raw[j] = norm.template read<8>(first + j, at);
+    if (here > 0) weights = norm.template weights<8>(at);
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+        if (j >= here) continue;
+        norm.value(v, first + j, at, raw[j]);
+        add_values<N>(partial[j], v, 0.0f);
+    }
+    float roots = team.roots(partial, norm.count(width), eps);
+#pragma unroll
+    for (int j = 0; j < ROWS; ++j) {
+        float inverse = team.root_of(roots, j);
+        if (j >= here) continue;
+        norm.again(v, raw[j]);
+        norm.finish(v, first + j, at, raw[j], weights, 0.0f, inverse);
+    }
+}
+
 // A block a row of at most 2048 * G elements.
 template <int G, bool EARLY, class N> VT_FN void norm_block(i64 width, float eps, const N& norm) {
     __shared__ float warps[16];
@@ -119,6 +148,15 @@ template <int V, class N> VT_FN void norm_long(i64 width, float eps, const N& no
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) NAME##_block1(PARAMETERS) {                                 \
         norm_block<1, true>(width, eps, NORM);                                                                    \
+    }
+
+// For many narrow rows without a mean.
+#define SEVERAL_NORM_KERNELS(NAME, PARAMETERS, NORM)                                                              \
+    extern "C" __global__ void __launch_bounds__(128) NAME##_two(PARAMETERS, i64 shift) {                         \
+        norm_some_rows<2>(rows, width, eps, shift, NORM);                                                         \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(128) NAME##_four(PARAMETERS, i64 shift) {                        \
+        norm_some_rows<4>(rows, width, eps, shift, NORM);                                                         \
     }
 
 // For wide rows of 2-byte elements: four float32 loads a thread would not fit into registers.

@@ -54,7 +54,13 @@ VT_FN float tree_of_warp(const float (&p)[8]) {
     return tree_of_eight(s);
 }
 
+// total / count; by a power of two, what most heads' widths are, a product gives the same and takes a tenth of the time.
+VT_FN float mean_of(float total, float count) {
+    int bits = vt_bits(count);
+    return (bits & 0x7fffff) == 0 ? total * vt_float(0x7f000000 - bits) : total / count;
+}
+
 // 1 / sqrt(total / count + eps), or of the total itself for count = 0; every step rounds.
 VT_FN float inverse_root(float total, float count, float eps) {
-    return 1.0f / sqrtf((count > 0.0f ? total / count : total) + eps);
+    return 1.0f / sqrtf((count > 0.0f ? mean_of(total, count) : total) + eps);
 }
