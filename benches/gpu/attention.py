@@ -74,7 +74,7 @@ def merged(T: int, H: int, width: int) -> Bench:
         sides = [torch_normal(T, H, width), torch_normal(H, T, dtype="float32"),
                  torch_normal(T, H, width), torch_normal(H, T, dtype="float32")]  # fmt: skip
         call = vllm_ops().merge_attn_states
-        return lambda: call(out, lse, *sides)
+        return lambda: call(out, lse, *sides, None, None)
 
     def make():
         sides = cupy_normal(T, H, width), cupy_normal(H, T, dtype=F32)
