@@ -4,6 +4,9 @@ Runs where llama-cpp-python is installed:
 
     python goldens/capture/compare_llama_cpp.py prompts MODEL.gguf OUT.json       # six texts with their ids
     python goldens/capture/compare_llama_cpp.py compare MODEL.gguf GOLDEN.json    # where its arg-max leaves vLLM's
+
+--float32-cache keeps keys and values as they are instead of in float16. A tiny checkpoint becomes a file by
+`write_tiny_gguf` of parity/tiny_gguf.py, with `add_tokenizer_model("none")` and its vocabulary's size.
 """
 
 from __future__ import annotations
@@ -45,13 +48,14 @@ def prompts(file: str) -> dict:
     return {"tokenizer": f"llama-cpp-python {llama_cpp.__version__}", "add_bos": bos, "prompts": rows}
 
 
-def compare(file: str, golden: Path) -> list[str]:
+def compare(file: str, golden: Path, float32_cache: bool) -> list[str]:
     """One line a prompt: the first step where llama.cpp's arg-max differs, and vLLM's gap there.
 
     llama.cpp is fed vLLM's own tokens, so that every step is compared on the same prefix.
     """
     plain_weights()
-    model = llama_cpp.Llama(file, n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False)
+    cache = {"type_k": 0, "type_v": 0} if float32_cache else {}
+    model = llama_cpp.Llama(file, n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False, **cache)
     record = json.loads(golden.read_text())
     lines = []
     for number, (prompt, output) in enumerate(zip(record["prompts"], record["outputs"])):
@@ -67,8 +71,8 @@ def compare(file: str, golden: Path) -> list[str]:
             for step, (pick, token, row) in enumerate(zip(picks, output["tokens"], output["logprobs"]))
             if pick != token
         ]
-        text = model.detokenize(output["tokens"]).decode(errors="replace")
-        lines.append(f"{number}: largest |logprob - vLLM's| in its top 10 {worst:.3f}; {differs or 'same'}; {text!r}")
+        text = repr(model.detokenize(output["tokens"]).decode(errors="replace")) if "text" in prompt else "no text"
+        lines.append(f"{number}: largest |logprob - vLLM's| in its top 10 {worst:.2g}; {differs or 'same'}; {text}")
     return lines
 
 
@@ -77,8 +81,9 @@ if __name__ == "__main__":
     parser.add_argument("action", choices=("prompts", "compare"))
     parser.add_argument("file")
     parser.add_argument("json", type=Path)
+    parser.add_argument("--float32-cache", action="store_true")
     arguments = parser.parse_args()
     if arguments.action == "prompts":
         arguments.json.write_text(json.dumps(prompts(arguments.file), indent=1, ensure_ascii=False) + "\n")
     else:
-        print(*compare(arguments.file, arguments.json), sep="\n")
+        print(*compare(arguments.file, arguments.json, arguments.float32_cache), sep="\n")
