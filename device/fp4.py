@@ -1,4 +1,4 @@
-"""The NVFP4 quantiser on a GPU: launchers of cuda/fp4.cu."""
+"""The NVFP4 quantiser on a GPU: launchers of cuda/fp4.cu; ops that end in it are chains."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
+from vtlab.ops.fusion import lookup, slot_of
+from vtlab.ops.fusion.binding import bind
 from vtlab.ops.nvfp4 import BLOCK, tiled_shape
 
 from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
@@ -16,6 +18,8 @@ from .runtime import current
 
 BYTES = np.dtype(np.uint8)
 _DEPTH = 4
+CHAIN = "chain"
+"""The provider's name of an op that a recipe realises."""
 
 
 @providers.provider("scaled_fp4_quant", "cuda", PROVIDER)
@@ -49,3 +53,35 @@ def scaled_fp4_quant(x, input_global_scale, *, is_sf_swizzled_layout=True, round
 def _at_words(array) -> bool:
     """Whether the array may be written four bytes at a time."""
     return current().pointer(array) % 4 == 0
+
+
+def _chain(name: str, is_sf_swizzled_layout: bool, out, operands: dict):
+    """The recipe called so, for scales in rows or in tiles: a generated kernel, or op by op."""
+    recipe = lookup(name + "_swizzled" * is_sf_swizzled_layout)
+    return providers.call(slot_of(recipe), "cuda", bind(recipe, operands) | ({} if out is None else {"out": out}))
+
+
+@providers.provider("silu_mul_fp4_quant", "cuda", CHAIN)
+def silu_mul_fp4_quant(*, is_sf_swizzled_layout=True, out=None, **operands):
+    """oracle.fp4_fused.silu_mul_fp4_quant."""
+    return _chain("silu_mul_fp4_quant", is_sf_swizzled_layout, out, operands)
+
+
+@providers.provider("silu_and_mul_fp4_quant", "cuda", CHAIN)
+def silu_and_mul_fp4_quant(*, is_sf_swizzled_layout=True, out=None, **operands):
+    """oracle.fp4_fused.silu_and_mul_fp4_quant."""
+    return _chain("silu_and_mul_fp4_quant", is_sf_swizzled_layout, out, operands)
+
+
+@providers.provider("sigmoid_gate_fp4_quant", "cuda", CHAIN)
+def sigmoid_gate_fp4_quant(*, is_sf_swizzled_layout=True, out=None, **operands):
+    """oracle.fp4_fused.sigmoid_gate_fp4_quant."""
+    return _chain("sigmoid_gate_fp4_quant", is_sf_swizzled_layout, out, operands)
+
+
+@providers.provider("rms_norm_fp4_quant", "cuda", CHAIN)
+def rms_norm_fp4_quant(*, residual=None, is_sf_swizzled_layout=True, out=None, **operands):
+    """oracle.fp4_fused.rms_norm_fp4_quant."""
+    if residual is None:
+        return _chain("rms_norm_fp4_quant", is_sf_swizzled_layout, out, operands)
+    return _chain("fused_add_rms_norm_fp4_quant", is_sf_swizzled_layout, out, operands | {"residual": residual})

@@ -36,7 +36,7 @@ _PROMISED = {
             sigmoid_gate_bf16 qkv_split gdn_conv_split gdn_g_beta gdn_post_conv shared_expert_gate""",
         "EW-NORM-QUANT": """rms_norm_quant_fp8 rms_norm_gated_quant_fp8 rms_norm_dynamic_per_token_quant
             rms_norm_per_block_quant silu_and_mul_quant silu_and_mul_per_block_quant silu_mul_fp4_quant
-            silu_and_mul_fp4_quant sigmoid_gate_fp4_quant""",
+            silu_and_mul_fp4_quant sigmoid_gate_fp4_quant rms_norm_fp4_quant""",
         "GDN-AOT-BF16": """gdn_prefill gdn_chunk_cumsum gdn_kkt gdn_solve_tril gdn_recompute_w_u gdn_delta_h gdn_chunk_o
             gdn_chunk_prefill""",
         "GDN-PACKED-DECODE": "gdn_packed_decode gdn_decode",
@@ -82,7 +82,7 @@ ROWS: dict[str, Row] = _rows(
     ("CUDA-DISPATCH-AOT", "arch", "per-architecture builds and their dispatch"),
     ("DSV4-W7-DEVICE", "dsa mhc moe_routing", "device side of DeepSeek-V4's kernels"),
     ("EW-NORM-ACT", "norm activation elementwise splits gates", "norms, activations, embedding, casts, glue"),
-    ("EW-NORM-QUANT", "norm_quant", "norms fused with quantisation"),
+    ("EW-NORM-QUANT", "norm_quant fp4_fused", "norms fused with quantisation"),
     ("FUSION-FRAMEWORK", "fusion", "fused recipes, declared once"),
     ("GDN-AOT-BF16", "gdn gdn_chunks gdn_chunk_states", "gated delta rule, chunked bf16"),
     ("GDN-PACKED-DECODE", "gdn", "gated delta rule, packed decode"),

@@ -14,6 +14,7 @@ from .attention_merge import merge_attn_states
 from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .fp4 import dequantize_nvfp4, scaled_fp4_quant, swizzle_blockscale
+from .fp4_fused import rms_norm_fp4_quant, sigmoid_gate_fp4_quant, silu_and_mul_fp4_quant, silu_mul_fp4_quant
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .gdn import gdn_decode, gdn_packed_decode, gdn_prefill
 from .gdn_chunk_states import gdn_chunk_layout, gdn_chunk_o, gdn_chunk_prefill, gdn_delta_h
@@ -122,6 +123,7 @@ __all__ = [
     "reshape_and_cache_xpacked",
     "rms_norm",
     "rms_norm_dynamic_per_token_quant",
+    "rms_norm_fp4_quant",
     "rms_norm_gated",
     "rms_norm_gated_quant_fp8",
     "rms_norm_per_block_quant",
@@ -134,10 +136,13 @@ __all__ = [
     "scaled_fp4_quant",
     "shared_expert_gate",
     "sigmoid_gate_bf16",
+    "sigmoid_gate_fp4_quant",
     "silu_and_mul",
     "silu_and_mul_clamp",
+    "silu_and_mul_fp4_quant",
     "silu_and_mul_per_block_quant",
     "silu_and_mul_quant",
+    "silu_mul_fp4_quant",
     "soft_cap",
     "swap_blocks",
     "swap_blocks_batch",

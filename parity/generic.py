@@ -11,6 +11,7 @@ from vtlab.ops.contract import Tensor, example
 from vtlab.ops.dtypes import dtype
 from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics import MIRROR, TRUTH
+from vtlab.ops.nvfp4 import unpack
 from vtlab.ops.table import Op
 
 from .compare import ParityError, assert_bytes, assert_within
@@ -69,6 +70,8 @@ def assert_within_bound(found: Op, arguments: dict[str, object], truth: tuple, o
     specs = list(contract.returns.values())
     for index, (want, got) in enumerate(zip(truth, other, strict=True)):
         where = f"{contract.name} {what}, result {index}"
+        if index < len(specs) and specs[index].holds == "float4_e2m1fn":
+            want, got = unpack(want), unpack(got)
         if index < len(specs) and specs[index].holds and want.dtype == np.uint8:
             want, got = (codes.view(dtype(specs[index].holds)) for codes in (want, got))
         if want.dtype.kind in "iub" or (contract.mirror.ulps == 0 and contract.mirror.roundings == "0"):

@@ -115,20 +115,18 @@ for _swizzled in (False, True):
         dtypes=(_b(1, "float32", "float32"), *_more),
     ))  # fmt: skip
     catalogue(Recipe(
+        "silu_and_mul_fp4_quant" + _layout, {"x": _TWO_ROWS, **_scale},
+        (step("silu_and_mul", "y", x="x"), _fp4(_swizzled)), "out scale", dtypes=(_b(1, "float32"),),
+    ))  # fmt: skip
+    catalogue(Recipe(
+        "rms_norm_fp4_quant" + _layout, {**_NORM, **_scale}, (_norm("y"), _fp4(_swizzled)), "out scale", _EPS_VALUE,
+        dtypes=(_b(2, "float32"),),
+    ))  # fmt: skip
+    catalogue(Recipe(
         "fused_add_rms_norm_fp4_quant" + _layout, {**_ADD_NORM, **_scale},
         (_norm("y residual", residual="residual"), _fp4(_swizzled)), "out scale residual", _EPS_VALUE,
         dtypes=(_b(3, "float32"),),
     ))  # fmt: skip
-
-catalogue(Recipe(
-    "silu_and_mul_fp4_quant_swizzled", {"x": _TWO_ROWS, "input_global_scale": "1"},
-    (step("silu_and_mul", "y", x="x"), _fp4(True)), "out scale", dtypes=(_b(1, "float32"),),
-))  # fmt: skip
-
-catalogue(Recipe(
-    "rms_norm_fp4_quant_swizzled", {**_NORM, "input_global_scale": "1"}, (_norm("y"), _fp4(True)), "out scale",
-    _EPS_VALUE, dtypes=(_b(2, "float32"),),
-))  # fmt: skip
 
 catalogue(Recipe(  # Gemma 2 and 3: the norm after a block, the residual, the norm before the next block
     "sandwich_norm", {"x": _ROW, "post_weight": "H", "residual": _ROW, "pre_weight": "H"},
