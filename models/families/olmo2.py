@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar
 
 from .. import config_gguf, config_hf, slots
@@ -75,13 +75,11 @@ class Olmo3(Olmo2):
     defaults: ClassVar = {**Olmo2.defaults, "sliding_window": 4096, "rope_theta": 500000.0}
 
     def hf(self, given: Fields) -> dict:
-        found = super().hf(given)
+        found, new = super().hf(given), given.get("rope_parameters")
+        if new is not None and not new.keys() >= found["rope"].keys():
+            raise given.error("rope_parameters", sorted(new), "parameters of each kind of layer")
         plain = Fields({**given.data, "rope_scaling": None}, given.file, "", given.defaults)
-        return found | {"rope": {kind: self._rope(given if kind == FULL else plain, kind) for kind in found["rope"]}}
+        return found | {"rope": found["rope"] | {SLIDING: config_hf.rope(plain, SLIDING)}}
 
     def layers(self, given: Fields) -> tuple[LayerConfig, ...]:
         return config_hf.uniform(given, config_hf.layer_types(given, _PERIOD))
-
-    @staticmethod
-    def _rope(given: Fields, kind: str) -> Mapping:
-        return config_hf.rope(given, kind)
