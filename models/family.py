@@ -27,6 +27,7 @@ class Family:
     architectures, model_types : of Hugging Face's config.json. gguf_names : llama.cpp's general.architecture.
     defaults : what fields of config.json that are not there mean, as in the family's configuration class.
     activation, activation_field : the MLP's name, and where config.json has it. activate : the op.
+    biases : field of config.json -> the linears that it gives a bias.
     one_more : norms multiply with 1 + w. paired : llama.cpp stores the rotary pairs of q and k together.
     hf_layers : what the names of a layer's tensors begin with.
     """
@@ -39,6 +40,7 @@ class Family:
     activation: ClassVar[str] = "silu"
     activation_field: ClassVar[str] = "hidden_act"
     activate: ClassVar[Callable] = staticmethod(ops.silu_and_mul)
+    biases: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     one_more: ClassVar[bool] = False
     paired: ClassVar[bool] = False
     hf_layers: ClassVar[str] = "model.layers"
@@ -47,10 +49,11 @@ class Family:
 
     def hf(self, given: Fields) -> dict:
         """`ModelConfig`'s arguments from config.json; FormatError, naming the field, for what is not honoured."""
-        for name in ("attention_bias", "mlp_bias"):
+        for name in sorted({"attention_bias", "mlp_bias"} - set(self.biases)):
             given.only(name, (False,), False)
         given.only(self.activation_field, (self.activation,), self.activation)
-        return {"family": self.name, **config_hf.common(given, self.layers(given))}
+        found = {"family": self.name, **config_hf.common(given, self.layers(given))}
+        return found | {"biased": config_hf.biases(given, **self.biases)}
 
     def layers(self, given: Fields) -> tuple[LayerConfig, ...]:
         """Its layers by config.json."""

@@ -31,6 +31,13 @@ class Fields:
         """Whether the file has the field, and null in it, which can mean another thing than no field."""
         return self.prefix + name in self.data and self.data[self.prefix + name] is None
 
+    def within(self, name: str) -> Fields:
+        """The fields of an object in the file, with the same defaults; its name goes before theirs."""
+        value, prefix = self.get(name), f"{self.prefix}{name}."
+        if not isinstance(value, Mapping):
+            raise self.error(name, value, "an object")
+        return Fields({prefix + key: one for key, one in value.items()}, self.file, prefix, self.defaults)
+
     def error(self, name: str, got: object, want: object) -> FormatError:
         return FormatError(self.file, None, self.prefix + name, "nothing" if got is None else repr(got), want)
 

@@ -59,7 +59,7 @@ def test_gemma3_without_layer_types_is_sliding_but_for_every_sixth():
     ("llama", "num_hidden_layers", {"num_hidden_layers": True}),
     ("llama", "num_attention_heads", {"num_key_value_heads": 3}), ("llama", "head_dim", {"head_dim": 31}),
     ("llama", "rms_norm_eps", {"rms_norm_eps": 0.0}), ("llama", "rms_norm_eps", {"rms_norm_eps": float("nan")}),
-    ("llama", "attention_bias", {"attention_bias": True}), ("llama", "mlp_bias", {"mlp_bias": True}),
+    ("qwen3", "attention_bias", {"attention_bias": True}), ("qwen3", "mlp_bias", {"mlp_bias": True}),
     ("llama", "hidden_act", {"hidden_act": "gelu"}),
     ("llama", "quantization_config", {"quantization_config": {"bits": 4}}),
     ("llama", "rope_scaling.rope_type", {"rope_scaling": {"rope_type": "spiral"}}),

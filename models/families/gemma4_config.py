@@ -30,11 +30,11 @@ DEFAULTS = {
 
 def text_part(given: Fields) -> Fields:
     """The text model's fields of a multimodal configuration; a text model's own as they are."""
-    text = given.get("text_config")
-    if text is None:
+    if not given.given("text_config"):
         return given
-    around = {name: given.data[name] for name in ("dtype", "torch_dtype", "eos_token_id") if name in given.data}
-    return Fields({**around, **Fields(text, given.file).data}, given.file, "", given.defaults)
+    text = given.within("text_config")
+    outer = {text.prefix + name: given.get(name) for name in ("dtype", "torch_dtype", "eos_token_id")}
+    return Fields({**outer, **text.data}, given.file, text.prefix, given.defaults)
 
 
 def hf(given: Fields) -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from .. import config_gguf, config_hf, slots
+from .. import config_gguf, slots
 from ..config import ModelConfig
 from ..config_gguf import GGUFFields
 from ..family import Family
@@ -24,12 +24,12 @@ class Glm4(Family):
         "attention_bias": True,
     }  # fmt: skip
 
+    biases: ClassVar = {"attention_bias": ("qkv",)}
+
     layer, leaving, head = Gemma2.layer, Gemma2.leaving, Gemma2.head
 
     def hf(self, given: Fields) -> dict:
-        given.only(self.activation_field, (self.activation,), self.activation)
-        found = {"family": self.name, **config_hf.common(given, self.layers(given))}
-        return found | {"biased": config_hf.biases(given, attention_bias=("qkv",)), "rope_is_neox": False}
+        return super().hf(given) | {"rope_is_neox": False}
 
     def gguf(self, given: GGUFFields) -> dict:
         found = config_gguf.common(given, self.gguf_layers(given), partial_rope=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .. import config_hf
+from typing import ClassVar
+
 from ..config_gguf import GGUFFields
 from ..config_hf import positive
 from ..family import Family
@@ -15,18 +16,16 @@ class Granite(Family):
     architectures = ("GraniteForCausalLM",)
     model_types = ("granite",)
     gguf_names = ("granite",)
+    biases: ClassVar = {"attention_bias": ("qkv", "o"), "mlp_bias": ("gate_up", "down")}
     paired = True
 
     def hf(self, given: Fields) -> dict:
-        given.only(self.activation_field, (self.activation,), self.activation)
-        return {
-            "family": self.name, **config_hf.common(given, self.layers(given)),
-            "biased": config_hf.biases(given, attention_bias=("qkv", "o"), mlp_bias=("gate_up", "down")),
+        return super().hf(given) | {
             "embedding_scale": positive(given, "embedding_multiplier", 1.0),
             "softmax_scale": positive(given, "attention_multiplier", 1.0),
             "residual_scale": positive(given, "residual_multiplier", 1.0),
             "logits_scale": 1.0 / positive(given, "logits_scaling", 1.0),
-        }  # fmt: skip
+        }
 
     def gguf(self, given: GGUFFields) -> dict:
         found = super().gguf(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from ..config import FULL, ModelConfig
 from ..family import Family
@@ -17,6 +18,7 @@ class Llama(Family):
     architectures = ("LlamaForCausalLM",)
     model_types = ("llama",)
     gguf_names = ("llama",)
+    biases: ClassVar = {"attention_bias": ("qkv", "o"), "mlp_bias": ("gate_up", "down")}
     paired = True
 
     def hf(self, given: Fields) -> dict:

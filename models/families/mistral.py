@@ -30,14 +30,15 @@ class Mistral(Llama):
     architectures = ("MistralForCausalLM",)
     model_types = ("mistral",)
     gguf_names = ("mistral3",)
+    biases: ClassVar = {}
     defaults: ClassVar = {"sliding_window": 4096, "num_key_value_heads": 8}
 
     def hf(self, given: Fields) -> dict:
         given.only("layer_types", (None,))
-        found, scaling = super().hf(given), given.get(_SCALING)
-        if scaling is None:
+        found = super().hf(given)
+        if not given.given(_SCALING):
             return found
-        one = Fields(scaling, given.file)
+        one = given.within(_SCALING)
         original = at_least_one(one, "original_max_position_embeddings")
         return found | {"more": {"scaling": (one.number("beta"), original)}}
 
