@@ -18,7 +18,12 @@ _INTEGER = (int, np.integer)
 
 
 def check(contract: Contract, arguments: dict[str, object]) -> dict[str, int]:
-    """Check all arguments and return the bound axes.
+    """Check all arguments and return the bound axes; errors as in `admit`."""
+    return admit(contract, arguments)[0]
+
+
+def admit(contract: Contract, arguments: dict[str, object]) -> tuple[dict[str, int], str]:
+    """Check all arguments and return the bound axes, and where the arrays live.
 
     Raises ContractError naming the op, the argument, what was given and what the contract wants: for arrays
     that are none, dtypes, ranks, sizes, layouts, arrays on two devices, numbers out of range, unknown choices,
@@ -30,23 +35,30 @@ def check(contract: Contract, arguments: dict[str, object]) -> dict[str, int]:
     passed = contract.passed
     try:
         form = _form(arguments)
-        axes, converted = passed[form]
+        axes, converted, device = passed[form]
     except (KeyError, TypeError):  # not seen yet; or an argument, such as a list, that no key can hold
         given = dict(arguments)
-        axes = _check_form(contract, arguments)
-        converted = {name: value for name, value in arguments.items() if value is not given[name]}
+        axes, device = _check_form(contract, arguments), device_of(contract.name, arguments)
+        converted = [name for name, value in arguments.items() if value is not given[name]]
         with contextlib.suppress(TypeError):
             if len(passed) >= _FORMS:
                 passed.clear()
-            passed[_form(given)] = axes, converted
+            passed[_form(given)] = axes, converted, device
     else:
-        arguments.update(converted)
+        for name in converted:
+            arguments[name] = _converted(contract, name, arguments[name])
     try:
         for require in contract.requires:
             require(arguments, axes)
     except ContractError as error:
         raise ContractError(contract.name, error.argument, error.got, error.want) from None
-    return axes
+    return axes, device
+
+
+def _converted(contract: Contract, name: str, value: object) -> object:
+    """A number or a choice as the op takes it; by value, for 0.0 and -0.0 are one key."""
+    spec = contract.args[name]
+    return (_check_scalar if isinstance(spec, Scalar) else _check_choice)(contract.name, name, spec, value)
 
 
 _FORMS = 1 << 10
@@ -55,11 +67,15 @@ _FORMS = 1 << 10
 
 def _form(arguments: Mapping[str, object]) -> tuple:
     """All that the checks of a form look at; numbers with their type, for True is no 1 there."""
-    return tuple([
-        (value.shape, value.strides, value.dtype) if hasattr(value, "strides") and hasattr(value, "dtype")
-        else (value, type(value))
-        for value in arguments.values()
-    ])  # fmt: skip
+    form = []
+    for value in arguments.values():
+        kind = type(value)
+        form.append(kind)
+        if kind is np.ndarray or (hasattr(value, "strides") and hasattr(value, "dtype")):
+            form += value.shape, value.strides, value.dtype
+        else:
+            form.append(value)
+    return tuple(form)
 
 
 def _check_form(contract: Contract, arguments: dict[str, object]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from .outputs import check_out
 from .table import lookup
 
 
+@cache
 def dispatcher(name: str) -> Callable:
     """The function behind ``ops.<name>``; ContractError for a name that is not in the table."""
     found = lookup(name)
@@ -18,11 +19,11 @@ def dispatcher(name: str) -> Callable:
 
     def call(*args, out=None, **kwargs):
         arguments = found.bind(args, kwargs)
-        checking.check(contract, arguments)
+        _, device = checking.admit(contract, arguments)
         if out is not None:
             check_out(contract.name, out, arguments)
             arguments["out"] = out
-        device = checking.device_of(name, arguments)
+            device = checking.device_of(name, arguments)
         bring_in(device)
         return providers.call(name, device, arguments)
 

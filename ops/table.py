@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from functools import update_wrapper
+from functools import cache, update_wrapper
 
 from . import checking, providers, rowwise
 from .contract import Bound, Contract, Parity, Tensor
@@ -118,6 +118,7 @@ def op(
     return enter
 
 
+@cache
 def table() -> Mapping[str, Op]:
     """Every op by name, in order of registration; importing the oracle on first use."""
     importlib.import_module("vtlab.oracle")

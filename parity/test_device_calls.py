@@ -170,14 +170,14 @@ def test_a_captured_graph_computes_again_on_new_inputs(device):
 
 
 def test_the_first_array_on_a_gpu_brings_the_tier_in():
-    """`vtlab.ops` knows no device tier until a CuPy array comes; without CuPy the kernel says what is missing."""
+    """`vtlab.ops` knows no device tier until arrays come; without CuPy the kernel says what is missing."""
     code = """import sys; sys.modules["cupy"] = None
 import numpy
 from vtlab import ops
 class Elsewhere(numpy.ndarray): pass
 Elsewhere.__module__ = "cupy._core"
-ops.relu(numpy.ones(4, "f4"))
 print("vtlab.device" in sys.modules)
+ops.relu(numpy.ones(4, "f4"))
 try: ops.relu(numpy.ones(4, "f4").view(Elsewhere))
 except RuntimeError as error: print(type(error).__name__, error)"""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..contract import Choice, Contract, Flag, Scalar, Tensor
 from ..errors import ContractError
@@ -31,8 +32,12 @@ class Step:
     def contract(self) -> Contract:
         return lookup(self.op).contract
 
-    def slots(self) -> dict[str, str]:
+    def slots(self) -> Mapping[str, str]:
         """Tensor argument -> the slot it is read from."""
+        return self._slots
+
+    @cached_property
+    def _slots(self) -> dict[str, str]:
         specs = self.contract.args
         return {name: slot for name, slot in self.arguments.items() if isinstance(specs[name], Tensor) and slot}
 

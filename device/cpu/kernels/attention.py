@@ -228,7 +228,11 @@ def paged(
         base = least // CHUNK * CHUNK
         while base <= most:
             low, high = max(least, base), min(most, base + CHUNK - 1)
-            for j in range((low - base) // 16 * 16, high - base + 1, 16):
+            for j in range(0, CHUNK, 16):
+                if base + j > high or base + j + 15 < low:
+                    for d in range(depth):  # what is left there might be slow to multiply
+                        put(zeros(), keys + 4 * j, CHUNK * d)
+                    continue
                 _addresses(
                     address(k_cache), size, k_page, k_slot, g * k_head, address(pages), r * pages_row, page_size,
                     base + j, least, most, table,
