@@ -46,6 +46,8 @@ _PROMISED = {
             per_token_group_quant_fp8 scaled_fp8_quant_static_group static_scaled_int8_quant dynamic_scaled_int8_quant
             cutlass_scaled_mm scaled_mm_block""",
         "GEMM-NVFP4-W4A4": "scaled_fp4_quant dequantize_nvfp4 swizzle_blockscale",
+        "KDA-DELTA": """kda_low_rank_decay kda_decay_gate kda_decay_gate_chunk_cumsum kda_decode kda_prefill_recurrent
+            kda_kkt kda_recompute_w_u kda_delta_h kda_chunk_o kda_chunk_prefill""",
         "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
             cp_gather_cache concat_and_cache_mla gather_mla_cache""",
         "QUANT-CIQ-IQUANT": """quantize_row_q8_0 quantize_row_q8_1 quantize_row_q8_k vec_dot matmul_bt_quant
@@ -96,7 +98,7 @@ ROWS: dict[str, Row] = _rows(
     ("GEMM-NVFP4-W4A4", "fp4", "NVFP4 quantisation and GEMM"),
     ("GEMM-QUTLASS-MX", "fp4", "MXFP4 and MXFP8 with Hadamard"),
     ("GEMM-W4A8", "wna16", "4-bit weight, 8-bit activation GEMM"),
-    ("KDA-DELTA", "kda", "Kimi delta attention"),
+    ("KDA-DELTA", "kda kda_chunks", "Kimi delta attention"),
     ("KV-CACHE", "kv_cache kv_blocks kv_latent", "paged KV insert, gather, copy"),
     ("KV-QUANT", "kv_quant", "quantised KV caches"),
     ("MHC-SINKHORN", "mhc", "manifold-constrained hyper-connections"),

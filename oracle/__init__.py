@@ -21,6 +21,15 @@ from .gdn_chunk_states import gdn_chunk_layout, gdn_chunk_o, gdn_chunk_prefill, 
 from .gdn_chunks import gdn_chunk_cumsum, gdn_kkt, gdn_recompute_w_u, gdn_solve_tril
 from .ggml import embedding_quant, quantize_row_q8_0, quantize_row_q8_1, quantize_row_q8_k, repack_q8_0x4
 from .ggml_matmul import matmul_bt_quant, vec_dot
+from .kda import kda_decay_gate, kda_decode, kda_low_rank_decay, kda_prefill_recurrent
+from .kda_chunks import (
+    kda_chunk_o,
+    kda_chunk_prefill,
+    kda_decay_gate_chunk_cumsum,
+    kda_delta_h,
+    kda_kkt,
+    kda_recompute_w_u,
+)
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
 from .kv_latent import concat_and_cache_mla, gather_mla_cache
@@ -100,6 +109,16 @@ __all__ = [
     "gelu_and_mul",
     "greedy_argmax",
     "gumbel_sample",
+    "kda_chunk_o",
+    "kda_chunk_prefill",
+    "kda_decay_gate",
+    "kda_decay_gate_chunk_cumsum",
+    "kda_decode",
+    "kda_delta_h",
+    "kda_kkt",
+    "kda_low_rank_decay",
+    "kda_prefill_recurrent",
+    "kda_recompute_w_u",
     "l2norm",
     "layer_norm",
     "matmul",

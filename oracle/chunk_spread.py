@@ -14,7 +14,7 @@ from .gdn_chunks import below, decay_between, inverse
 from .sequences import Chunks, flips
 
 
-def _parts(arguments, size, heads, *names):
+def parts_of(arguments, size, heads, *names):
     chunks = Chunks(arguments["query_start_loc"], size)
     return chunks, *(TRUTH.load(chunks.split(arguments[name], heads)) for name in names)
 
@@ -26,13 +26,13 @@ def _fades(chunks, gc):
     return fade, fade * (1 + np.abs(last) + np.abs(gc)), np.exp(last)[..., None], 1 + np.abs(last)[..., None]
 
 
-def states(chunks, S0, k, w, u, gc, flip, w_error=0.0, u_error=0.0):
-    """(values, errors) of h, v_new and the last states."""
-    fade, fade_error, keep, keep_error = _fades(chunks, gc)
+def states(chunks, S0, k, w, u, fades, flip, w_error=0.0, u_error=0.0, k_error=0.0):
+    """(values, errors) of h, v_new and the last states; `fades` as of `_fades`."""
+    fade, fade_error, keep, keep_error = fades
     S, E = S0.copy(), np.zeros_like(S0)
     h, h_error = np.zeros((2, len(chunks), *S0.shape[1:]))
     new, new_error = np.zeros((2, *u.shape))
-    w_error, u_error = (np.broadcast_to(e, x.shape) for e, x in ((w_error, w), (u_error, u)))
+    w_error, u_error, k_error = (np.broadcast_to(e, x.shape) for e, x in ((w_error, w), (u_error, u), (k_error, k)))
     for n, c in chunks.steps():
         h[c], h_error[c] = S[n], E[n] + flip * np.abs(S[n])
         new[c] = u[c] - w[c] @ S[n].swapaxes(-1, -2)
@@ -42,7 +42,7 @@ def states(chunks, S0, k, w, u, gc, flip, w_error=0.0, u_error=0.0):
         )
         put = new[c] * fade[c][..., None]
         error = new_error[c] * fade[c][..., None] + np.abs(new[c]) * (fade_error[c] + flip * fade[c])[..., None]
-        total = (np.abs(put) + error).swapaxes(-1, -2) @ np.abs(k[c])
+        total = (np.abs(put) + error).swapaxes(-1, -2) @ np.abs(k[c]) + np.abs(put).swapaxes(-1, -2) @ k_error[c]
         E[n] = keep[c] * (E[n] + np.abs(S[n]) * keep_error[c]) + total
         S[n] = S[n] * keep[c] + put.swapaxes(-1, -2) @ k[c]
     return (h, new, S), (h_error, new_error, E)
@@ -60,15 +60,15 @@ def outputs(q, k, new, h, gc, scale, flip, new_error=0.0, h_error=0.0):
 
 def delta_h_scale(arguments, results):
     heads = arguments["u"].shape[1]
-    chunks, k, w, u, gc = _parts(arguments, arguments["chunk_size"], heads, "k", "w", "u", "gc")
+    chunks, k, w, u, gc = parts_of(arguments, arguments["chunk_size"], heads, "k", "w", "u", "gc")
     S0 = arguments["state"].astype(np.float64)
-    _, (h, new, E) = states(chunks, S0, k, w, u, gc, flips(arguments["k"].dtype))
+    _, (h, new, E) = states(chunks, S0, k, w, u, _fades(chunks, gc), flips(arguments["k"].dtype))
     return h, chunks.join(new), E
 
 
 def chunk_o_scale(arguments, results):
     heads = arguments["v_new"].shape[1]
-    chunks, q, k, new, gc = _parts(arguments, arguments["chunk_size"], heads, "q", "k", "v_new", "gc")
+    chunks, q, k, new, gc = parts_of(arguments, arguments["chunk_size"], heads, "q", "k", "v_new", "gc")
     h = arguments["h"].astype(np.float64)
     return chunks.join(outputs(q, k, new, h, gc, arguments["scale"], flips(arguments["q"].dtype)))
 
@@ -89,7 +89,7 @@ def factors(A, A_error, keys, values, flip):
 
 def prefill_scale(arguments, results):
     heads, size = arguments["v"].shape[1], arguments["chunk_size"]
-    chunks, q, k, v, g, beta = _parts(arguments, size, heads, "q", "k", "v", "g", "beta")
+    chunks, q, k, v, g, beta = parts_of(arguments, size, heads, "q", "k", "v", "g", "beta")
     gc, flip = np.cumsum(g, axis=-1), flips(arguments["q"].dtype)
     between = decay_between(TRUTH, gc, below(size, False))
     depth = 1 + np.abs(gc[..., :, None]) + np.abs(gc[..., None, :])
@@ -100,7 +100,7 @@ def prefill_scale(arguments, results):
         strength * dots * between, A_error, (keys, np.abs(keys) * (1 + np.abs(gc))[..., None]), (v * strength, 0), flip
     )
     S0 = arguments["state"].astype(np.float64)
-    (h, new, _), (h_error, new_error, E) = states(chunks, S0, k, w, u, gc, flip, *errors)
+    (h, new, _), (h_error, new_error, E) = states(chunks, S0, k, w, u, _fades(chunks, gc), flip, *errors)
     new_error = new_error + flip * np.abs(new)
     out = chunks.join(outputs(q, k, new, h, gc, arguments["scale"], flip, new_error, h_error))
     return out, E

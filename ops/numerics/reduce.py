@@ -40,7 +40,7 @@ def ordered_dot(a: np.ndarray, b: np.ndarray, order: Order, fused: bool) -> np.n
     fused: each accumulation is one fma; otherwise the product rounds, then the sum.
     """
     a, b = np.broadcast_arrays(a, b)
-    if not fused:
+    if not fused or not a.size:
         return ordered_sum(a * b, order)
     left, right = (_steps(v.reshape(-1, v.shape[-1]), order) for v in (a, b))
     partial = np.zeros(left.shape[1:], np.float32)
