@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 
 from vtlab.ops import providers
@@ -16,7 +17,7 @@ from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start, vect
 from .quant_fp8 import FEW_BLOCK, FEW_VECTORS, RULES, TEAM, divider
 from .runtime import current
 
-BYTES = np.dtype(np.uint8)
+BYTES, BFLOAT16 = np.dtype(np.uint8), np.dtype(ml_dtypes.bfloat16)
 _DEPTH = 4
 CHAIN = "chain"
 """The provider's name of an op that a recipe realises."""
@@ -48,6 +49,39 @@ def scaled_fp4_quant(x, input_global_scale, *, is_sf_swizzled_layout=True, round
         block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
         start(op, "fp4", "fp4_v8", -(-count // block), (block, 1), [*args, int(aligned), int(words)])
     return target, scales
+
+
+@providers.provider("dequantize_nvfp4", "cuda", PROVIDER)
+def dequantize_nvfp4(packed, scale, global_scale, *, out_dtype=BFLOAT16, is_sf_swizzled_layout=True, out=None):
+    """oracle.fp4.dequantize_nvfp4."""
+    op = "dequantize_nvfp4"
+    *lead, half = packed.shape
+    rows, width = math.prod(lead), 2 * half
+    (target,) = results(op, out, (packed, scale, global_scale), ((*lead, width), out_dtype))
+    if not rows or not width:
+        return target
+    blocks = width // BLOCK
+    if rows * blocks >= 2**31:
+        raise ContractError(op, "packed", f"{rows * blocks} blocks of {BLOCK}", "under 2**31")
+    args = [rows, width, packed, scale, global_scale, target, kind(target), int(is_sf_swizzled_layout)]
+    args += [*divider(blocks), int(vectors(width, (target, width))), int(_at_words(packed))]
+    count = rows * width // VECTOR
+    block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
+    start(op, "fp4", "fp4_values", -(-count // block), (block, 1), args)
+    return target
+
+
+@providers.provider("swizzle_blockscale", "cuda", PROVIDER)
+def swizzle_blockscale(scale, *, out=None):
+    """oracle.fp4.swizzle_blockscale."""
+    op = "swizzle_blockscale"
+    *lead, rows, columns = scale.shape
+    (target,) = results(op, out, (scale,), ((*lead, *tiled_shape(rows, columns)), BYTES))
+    if not _at_words(target):
+        raise ContractError(op, "out", "tiles at an odd address", "an address that is a multiple of 4")
+    if count := target.size // 4:
+        start(op, "fp4", "fp4_tiles", -(-count // TEAM), (TEAM, 1), [count, rows, columns, scale, target])
+    return target
 
 
 def _at_words(array) -> bool:

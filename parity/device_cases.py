@@ -233,7 +233,7 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
     rows = arguments[first].shape[0] if found.contract.args[first].shape.split()[0] in tokens else 0
     if first == "table":
         rows = len(arguments["ids"])
-    elif arguments[first].ndim < 2:
+    elif arguments[first].ndim < max(2, len(found.contract.args[first].shape.split())):
         return None
     if rows < 2:
         return None

@@ -94,6 +94,20 @@ EDGES: dict[str, list[dict]] = {
         {"...": (3,), "K": 64, "x": np.zeros((3, 64), np.float32), **_TILES},
         {"...": (0,), "K": 32, **_TILES}, {"...": (2,), "K": 0, **_LINEAR}, {"...": (), "K": 32, **_LINEAR},
     ],
+    "dequantize_nvfp4": [
+        *({"...": (rows,), "B": half, "M": rows, "C": half // 8, "out_dtype": kind, **_LINEAR}
+          for rows, half in ((3, 8), (5, 40), (260, 1032)) for kind in _KINDS),
+        *({"...": (rows,), "B": half, "M": -(-rows // 128) * 128, "C": -(-half // 32) * 4, "out_dtype": kind, **_TILES}
+          for rows, half in ((1, 2048), (129, 24), (128, 32)) for kind in _KINDS),
+        {"...": (1,), "B": 128, "M": 1, "C": 16, "packed": np.arange(128, dtype=np.uint8)[None] * 2 + 1,
+         "scale": np.arange(0x78, 0x88, dtype=np.uint8)[None], **_LINEAR},
+        {"...": (0,), "B": 8, "M": 0, "C": 1, **_LINEAR}, {"...": (2,), "B": 0, "M": 2, "C": 0, **_LINEAR},
+    ],
+    "swizzle_blockscale": [
+        *({"...": lead, "M": rows, "C": columns}
+          for rows, columns in ((1, 1), (127, 3), (128, 4), (129, 5), (300, 33)) for lead in ((), (2,))),
+        {"...": (2,), "M": 0, "C": 4}, {"...": (), "M": 4, "C": 0},
+    ],
     "quant_fp8_static": [
         *({"...": (3,), "K": K, "x": kind, "rounding": rounding}
           for K in (1, 264, 4104) for kind in _KINDS for rounding in ("vt", "vllm")),

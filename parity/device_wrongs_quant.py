@@ -26,6 +26,11 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "half a block's maximum": ("top = larger_pair<false>(top, __shfl_xor_sync(FULL_WARP, top, 1));", ""),
         "bytes of a word": ("(unsigned char)(word >> 8 * j)", "(unsigned char)word"),
         "elements by themselves": ("load(one, x, at + j, kind)", "load(one, x, at, kind)"),
+        "values without a sign": ("(code & 8u) << 28 | ", ""),
+        "the next block's scale": ("block = at >> 1;", "block = at >> 1 ^ 1;"),
+        "values of another tile": ("block - row * blocks, (blocks + 3) >> 2)", "block - row * blocks, blocks >> 2)"),
+        "scales of the first matrix": ("scales[(matrix * rows + row) * columns + c]", "scales[row * columns + c]"),
+        "more columns than there are": ("c < column + 4 && c < columns", "c < column + 4"),
         "scales always in rows": ("if (tiled) store_scale<true, unsigned>", "if (false) store_scale<true, unsigned>"),
     },
     "quant_fp8": {

@@ -1,6 +1,6 @@
-// NVFP4 quantiser: e2m1 codes and e4m3 scales of blocks of 16 neighbours.
+// NVFP4 quantiser, e2m1 codes and e4m3 scales of blocks of 16 neighbours; their values; scales into tiles.
 //
-// The ladder:
+// The ladder of the quantiser:
 // 1. fp4_v8: two lanes a block; 16-byte loads and four-byte stores where the addresses allow them.
 // 2. fp4_bf16_deep: four vectors of bfloat16 under way a thread, maxima taken of pairs as they lie in memory; each of a
 //    block's two lanes finds the scale of one of two blocks, with its division.
@@ -125,4 +125,45 @@ extern "C" __global__ void __launch_bounds__(256) fp4_bf16_deep(PARAMETERS) {
             words[(d + i) * 256] = by.word<false>(v, own == i ? factor : other);
         }
     }
+}
+
+// Eight values of a block, from a word of codes.
+extern "C" __global__ void __launch_bounds__(256) fp4_values(
+    i64 rows, i64 width, const unsigned char* packed, const unsigned char* scales, const float* global_scale, void* out,
+    i64 kind, i64 tiled, i64 magic, i64 shift, i64 aligned, i64 words) {
+    unsigned at = blockIdx.x * blockDim.x + threadIdx.x, block = at >> 1;
+    if (at >= (unsigned)(rows * (width >> 3))) return;
+    unsigned word = 0, place = block;
+    if (words) word = ((const unsigned*)packed)[at];
+    else
+#pragma unroll
+        for (int j = 0; j < 4; ++j) word |= (unsigned)packed[(i64)at * 4 + j] << 8 * j;
+    if (tiled) {
+        unsigned blocks = (unsigned)(width >> 4), row = whole_quotient(block, (unsigned)magic, (int)shift);
+        place = tiled_place<unsigned>(row, block - row * blocks, (blocks + 3) >> 2);
+    }
+    float factor = e4m3_value(scales[place]) * global_scale[0], v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = e2m1_value(word >> 4 * j & 15u) * factor;
+    if (aligned) return store(out, (i64)at * 8, v, (int)kind);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        const float one[1] = {v[j]};
+        store(out, (i64)at * 8 + j, one, (int)kind);
+    }
+}
+
+// Four scales of a tile a thread, of `rows` x `columns` in each of several matrices.
+extern "C" __global__ void __launch_bounds__(256) fp4_tiles(
+    i64 count, i64 rows, i64 columns, const unsigned char* scales, unsigned* out) {
+    i64 number = (i64)blockIdx.x * 256 + threadIdx.x, across = (columns + 3) >> 2, down = (rows + 127) >> 7;
+    if (number >= count) return;
+    i64 tile = number >> 7, matrix = tile / (across * down);
+    tile -= matrix * across * down;
+    i64 row = tile / across * 128 + (number & 3) * 32 + (number >> 2 & 31), column = tile % across * 4;
+    unsigned word = 0;
+    if (row < rows)
+        for (i64 c = column; c < column + 4 && c < columns; ++c)
+            word |= (unsigned)scales[(matrix * rows + row) * columns + c] << 8 * (c - column);
+    out[number] = word;
 }

@@ -58,6 +58,9 @@ VT_FN float e4m3_value(unsigned code) {
     return vt_float((int)((code & 0x80u) << 24 | (code & 0x7fu) << 20)) * 0x1p120f;
 }
 
+// So are those of e2m1, 2^126 times.
+VT_FN float e2m1_value(unsigned code) { return vt_float((int)((code & 8u) << 28 | (code & 7u) << 22)) * 0x1p126f; }
+
 VT_FN float through_e4m3(float x) { return e4m3_value(e4m3_code(x)); }
 
 // Among tiles, `across` of them side by side.
