@@ -22,6 +22,7 @@ def benches() -> Iterator[Bench]:
         for K in (HIDDEN, INTERMEDIATE):
             for tiles in (False, True):
                 yield quantise(T, K, tiles)
+        yield values(T, HIDDEN)
 
 
 def quantise(T: int, K: int, tiles: bool) -> Bench:
@@ -63,3 +64,27 @@ def quantise(T: int, K: int, tiles: bool) -> Bench:
     size = 2 * T * K + T * K // 2 + T * K // BLOCK
     name = f"nvfp4{' tiles' * tiles} {T}x{K}"
     return Bench("fp4", name, ours("scaled_fp4_quant", make), {"torch": torch, "vllm": vllm}, size, 12 * T * K)
+
+
+def values(T: int, K: int) -> Bench:
+    """Values of codes in bfloat16."""
+    from vtlab.ops.nvfp4 import BLOCK
+
+    def make():
+        import cupy
+
+        codes, scales = (cupy.random.randint(0, 120, (T, n), dtype=U8) for n in (K // 2, K // BLOCK))
+        return (codes, scales, cupy.full(1, 1 / _GLOBAL, F32)), {"is_sf_swizzled_layout": False}, cupy_empty(T, K)
+
+    def vllm():
+        import torch
+        from vllm.model_executor.layers.quantization.utils import nvfp4_emulation_utils
+
+        codes = torch.randint(0, 120, (T, K // 2), device="cuda", dtype=torch.uint8)
+        scales = torch.randint(0, 120, (T, K // BLOCK), device="cuda", dtype=torch.uint8).view(torch.float8_e4m3fn)
+        g = torch.full((1,), 1 / _GLOBAL, device="cuda")
+        call = nvfp4_emulation_utils.dequantize_to_dtype
+        return lambda: call(codes, scales, g, torch.bfloat16, BLOCK, swizzle=False)
+
+    size = 2 * T * K + T * K // 2 + T * K // BLOCK
+    return Bench("fp4", f"nvfp4 values {T}x{K}", ours("dequantize_nvfp4", make), {"vllm": vllm}, size, 2 * T * K)
