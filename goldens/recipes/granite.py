@@ -21,7 +21,7 @@ RECIPES = {
     # Four multipliers: none is what the architecture would choose without it, none is exact in bfloat16.
     "granite": Recipe({
         "architectures": ["GraniteForCausalLM"], "model_type": "granite", **ATTENTION, **TOKENS, "mlp_bias": False,
-        "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 512, "hidden_act": "silu",
+        "intermediate_size": 256, "num_hidden_layers": 3, "vocab_size": 544, "hidden_act": "silu",
         "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "tie_word_embeddings": True, "rope_theta": 10000.0,
         "rope_scaling": None, "embedding_multiplier": 11.3, "attention_multiplier": 0.11,
         "residual_multiplier": 0.55, "logits_scaling": 6.0,
