@@ -2,8 +2,8 @@
 
     python goldens/capture/ops_cuda_fp4.py --out goldens/ops
 
-Runs on a GPU, in vLLM's own environment. The quantiser's own op needs a Blackwell GPU, and the Triton kernel that stands
-in for it gives values made with approximate divisions, so that nothing of the quantiser is captured here.
+Runs on a GPU, in vLLM's own environment. The quantiser's own op needs a Blackwell GPU, and the Triton kernel that
+stands in for it gives values made with approximate divisions, so that nothing of the quantiser is captured here.
 """
 
 from __future__ import annotations
