@@ -78,6 +78,8 @@ class Olmo3(Olmo2):
         found, new = super().hf(given), given.get("rope_parameters")
         if new is not None and not new.keys() >= found["rope"].keys():
             raise given.error("rope_parameters", sorted(new), "parameters of each kind of layer")
+        if SLIDING not in found["rope"]:
+            return found
         plain = Fields({**given.data, "rope_scaling": None}, given.file, "", given.defaults)
         return found | {"rope": found["rope"] | {SLIDING: config_hf.rope(plain, SLIDING)}}
 
