@@ -45,7 +45,8 @@ _PROMISED = {
         "GEMM-FP8": """quant_fp8_static dynamic_scaled_fp8_quant dynamic_per_token_scaled_fp8_quant
             per_token_group_quant_fp8 scaled_fp8_quant_static_group static_scaled_int8_quant dynamic_scaled_int8_quant
             cutlass_scaled_mm scaled_mm_block""",
-        "GEMM-NVFP4-W4A4": "scaled_fp4_quant dequantize_nvfp4 swizzle_blockscale",
+        "GEMM-NVFP4-W4A4": """scaled_fp4_quant dequantize_nvfp4 swizzle_blockscale cutlass_scaled_fp4_mm
+            matmul_nvfp4""",
         "KDA-DELTA": """kda_low_rank_decay kda_decay_gate kda_decay_gate_chunk_cumsum kda_decode kda_prefill_recurrent
             kda_kkt kda_recompute_w_u kda_delta_h kda_chunk_o kda_chunk_prefill""",
         "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
@@ -57,6 +58,10 @@ _PROMISED = {
         "SAMPLING": """apply_temperature greedy_argmax apply_top_k_top_p compute_probs compute_logprobs random_sample
             apply_penalties apply_min_p apply_logit_bias apply_token_mask apply_allowed_token_ids gather_logprobs
             apply_bad_words apply_min_tokens gumbel_sample""",
+        "SSM-MAMBA": """causal_conv1d_fwd causal_conv1d_update short_conv gdn_state_gather gdn_state_scatter
+            selective_state_update selective_scan ssd_chunk_cumsum ssd_chunk_state ssd_state_passing ssd_bmm_chunk
+            ssd_chunk_scan ssd_chunk_prefill ssd_recurrent mamba2_rmsnorm_gated linear_attention_decode
+            linear_attention_prefill""",
     }.items()
 }
 
@@ -95,7 +100,7 @@ ROWS: dict[str, Row] = _rows(
     ("GEMM-FP8", "quant_fp8 fp8", "fp8 quantisation and scaled GEMM"),
     ("GEMM-INT-LOWBIT", "wna16", "GPTQ, AWQ, int8 and int4 GEMM"),
     ("GEMM-MARLIN-W4A16", "wna16", "Marlin 4-bit weight GEMM"),
-    ("GEMM-NVFP4-W4A4", "fp4", "NVFP4 quantisation and GEMM"),
+    ("GEMM-NVFP4-W4A4", "fp4 fp4_matmul", "NVFP4 quantisation and GEMM"),
     ("GEMM-QUTLASS-MX", "fp4", "MXFP4 and MXFP8 with Hadamard"),
     ("GEMM-W4A8", "wna16", "4-bit weight, 8-bit activation GEMM"),
     ("KDA-DELTA", "kda kda_chunks", "Kimi delta attention"),
@@ -112,5 +117,5 @@ ROWS: dict[str, Row] = _rows(
     ("ROPE-QKNORM", "rope rope_fused", "rotary embeddings, caches, QK norm"),
     ("SAMPLING", "sampling draws logits token_masks", "logits processing, truncation, sampling"),
     ("SPEC-DECODE", "spec_decode", "speculative decoding"),
-    ("SSM-MAMBA", "ssm", "Mamba and Mamba-2"),
+    ("SSM-MAMBA", "causal_conv state_cache ssm ssd ssd_scan linear_attention", "Mamba and Mamba-2"),
 )

@@ -11,10 +11,12 @@ from __future__ import annotations
 from .activation import gelu_and_mul, moe_silu_mul, relu, silu_and_mul, silu_and_mul_clamp, soft_cap
 from .attention import attention, paged_attention
 from .attention_merge import merge_attn_states
+from .causal_conv import causal_conv1d_fwd, causal_conv1d_update, short_conv
 from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .fp4 import dequantize_nvfp4, scaled_fp4_quant, swizzle_blockscale
 from .fp4_fused import rms_norm_fp4_quant, sigmoid_gate_fp4_quant, silu_and_mul_fp4_quant, silu_mul_fp4_quant
+from .fp4_matmul import cutlass_scaled_fp4_mm, matmul_nvfp4
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .gdn import gdn_decode, gdn_packed_decode, gdn_prefill
 from .gdn_chunk_states import gdn_chunk_layout, gdn_chunk_o, gdn_chunk_prefill, gdn_delta_h
@@ -54,6 +56,8 @@ from .rope import rope_build_cache, rope_cos_sin_cache, rope_from_cache, rope_ne
 from .rope_fused import attn_qk_norm_rope_gate, fused_qk_norm_rope, rope_and_cache
 from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_argmax
 from .splits import attn_gate_split, gdn_conv_split, qkv_split
+from .ssm import selective_scan, selective_state_update
+from .state_cache import gdn_state_gather, gdn_state_scatter
 from .token_masks import (
     apply_allowed_token_ids,
     apply_bad_words,
@@ -79,11 +83,14 @@ __all__ = [
     "batched_matmul",
     "cast_bf16",
     "cast_f32",
+    "causal_conv1d_fwd",
+    "causal_conv1d_update",
     "compute_logprobs",
     "compute_probs",
     "concat_and_cache_mla",
     "copy_blocks",
     "cp_gather_cache",
+    "cutlass_scaled_fp4_mm",
     "dequantize_nvfp4",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
@@ -106,6 +113,8 @@ __all__ = [
     "gdn_prefill",
     "gdn_recompute_w_u",
     "gdn_solve_tril",
+    "gdn_state_gather",
+    "gdn_state_scatter",
     "gelu_and_mul",
     "greedy_argmax",
     "gumbel_sample",
@@ -124,6 +133,7 @@ __all__ = [
     "matmul",
     "matmul_bt",
     "matmul_bt_quant",
+    "matmul_nvfp4",
     "merge_attn_states",
     "moe_silu_mul",
     "mul_col_vec_f32",
@@ -153,7 +163,10 @@ __all__ = [
     "rope_from_cache",
     "rope_neox",
     "scaled_fp4_quant",
+    "selective_scan",
+    "selective_state_update",
     "shared_expert_gate",
+    "short_conv",
     "sigmoid_gate_bf16",
     "sigmoid_gate_fp4_quant",
     "silu_and_mul",

@@ -42,13 +42,13 @@ LAYOUT = (
 )
 
 
-def _bytes_of_scales(rng, axes):
+def bytes_of_scales(rng, axes):
     """Codes of e4m3 numbers around 100, for axes ... M C."""
     lead = axes.get("...", ()) if "B" not in axes else ()
     return rng.integers(0x60, 0x70, (*lead, axes["M"], axes["C"]))
 
 
-def _bytes_of_codes(rng, axes):
+def bytes_of_codes(rng, axes):
     """Two codes of e2m1 a byte."""
     return rng.integers(0, 256, (*axes["..."], axes["B"]))
 
@@ -141,7 +141,7 @@ def scaled_fp4_quant(nx, x, input_global_scale, *, is_sf_swizzled_layout=True, r
 
 @op(
     row=_ROW,
-    args={"scale": Tensor("... M C", ("uint8",), values=_bytes_of_scales, holds="float8_e4m3fn")},
+    args={"scale": Tensor("... M C", ("uint8",), values=bytes_of_scales, holds="float8_e4m3fn")},
     returns={"out": Tensor("... R Q", ("uint8",), holds="float8_e4m3fn")},
     rounding=("none: bytes are moved",),
     parity=Parity("bytes"),
@@ -194,8 +194,8 @@ def block_scales(nx, scale, lead, blocks, swizzled):
 @op(
     row=_ROW,
     args={
-        "packed": Tensor("... B", ("uint8",), values=_bytes_of_codes, holds="float4_e2m1fn"),
-        "scale": Tensor("* C", ("uint8",), values=_bytes_of_scales, holds="float8_e4m3fn"),
+        "packed": Tensor("... B", ("uint8",), values=bytes_of_codes, holds="float4_e2m1fn"),
+        "scale": Tensor("* C", ("uint8",), values=bytes_of_scales, holds="float8_e4m3fn"),
         "global_scale": Tensor("1", ("float32",), values=lambda rng, axes: np.array([3.7 / (448 * 6)])),
         "out_dtype": Choice(("bfloat16", "float32", "float16")),
         "is_sf_swizzled_layout": Flag(),
