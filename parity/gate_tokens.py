@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtlab.goldens.tiny import write_checkpoint
+from vtlab.models.block_linear import gguf_quant_compute_available
 from vtlab.models.demo import demo_installed, demo_path
 from vtlab.models.loading import load_decoder
 from vtlab.ops.arrays import Arrays, on
@@ -19,6 +20,9 @@ from .goldens import list_goldens, token_golden
 from .tokens import Verdict, token_gate
 
 _CACHE_POSITIONS = 256
+BLOCKS = "blocks"
+"""The "dtype" of llama.cpp's goldens: weights in their blocks, activations in eight bits; the exact values are those of
+the dequantised weights in float32."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,10 @@ def run_tokens(sources: list[Source], say: Callable[[str], None], device: str = 
     """
     arrays = on(device)
     for source in sources:
-        say(source.golden)
         golden = token_golden(source.golden)
+        if golden["dtype"] == BLOCKS and not gguf_quant_compute_available(device):
+            continue
+        say(source.golden)
         start = time.perf_counter()
         verdict = _judge(golden, source.file, arrays)
         count = sum(len(output["tokens"]) for output in golden["outputs"])
@@ -118,6 +124,10 @@ def run_tokens(sources: list[Source], say: Callable[[str], None], device: str = 
 
 
 def _judge(golden: dict, file: Path | None, arrays: Arrays) -> Verdict:
+    if file is not None and golden["dtype"] == BLOCKS:
+        exact = load_decoder(file, "float32", _CACHE_POSITIONS)
+        kept = load_decoder(file, "float32", _CACHE_POSITIONS, weights="blocks")
+        return token_gate(golden, kept.on(arrays), exact.on(arrays))
     if file is not None:
         return token_gate(golden, load_decoder(file, golden["dtype"], _CACHE_POSITIONS).on(arrays))
     with tempfile.TemporaryDirectory() as folder:

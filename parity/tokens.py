@@ -54,7 +54,7 @@ class Verdict:
             f"{self.kind}: largest log-probability error {self.max_error:.3g}, least gap {self.least_gap:.3g} nats"
         ]
         lines += [
-            f"  prompt {at.prompt} step {at.step}: ours {at.ours}, vLLM's {at.vllm}, {at.gap:.3g} nats apart "
+            f"  prompt {at.prompt} step {at.step}: ours {at.ours}, theirs {at.vllm}, {at.gap:.3g} nats apart "
             f"({at.allowed:.3g} allowed)"
             for at in self.positions
         ]
@@ -70,7 +70,8 @@ def token_gate(golden: Mapping, decoder: Decoder, exact: Decoder | None = None) 
 
     exact : for a 16-bit golden, the same checkpoint evaluated in float32. Let e be the largest error of our 16-bit
     log-probabilities against it at a step. If we prefer another token than vLLM, their true gap is at most 2 e, and
-    vLLM, whose errors are as large as ours, sees at most 4 e: that much is allowed.
+    vLLM, whose errors are as large as ours, sees at most 4 e: that much is allowed. Likewise for llama.cpp's goldens of
+    weights in blocks, where the eight bits of activations take the place of 16.
     """
     prompts = [prompt["ids"] for prompt in golden["prompts"]]
     outputs = golden["outputs"]
