@@ -107,7 +107,7 @@ def test_tokens_are_vllms(device, name, dtype, tmp_path):
 
 
 @pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", (*FAMILIES, "gemma4", "opt"))
 def test_the_kernels_give_vllms_tokens_without_a_gpu(name, tmp_path):
     """The emulated kernels in place of the stand-ins, on a part of the golden that takes a few seconds."""
     golden = token_golden(f"{name}_float32")
