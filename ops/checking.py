@@ -19,22 +19,21 @@ _INTEGER = (int, np.integer)
 
 def check(contract: Contract, arguments: dict[str, object]) -> dict[str, int]:
     """Check all arguments and return the bound axes; errors as in `admit`."""
-    return admit(contract, arguments)[0]
+    return admit(contract, arguments, form_of(contract, arguments))[0]
 
 
-def admit(contract: Contract, arguments: dict[str, object]) -> tuple[dict[str, int], str]:
+def admit(contract: Contract, arguments: dict[str, object], form: tuple) -> tuple[dict[str, int], str]:
     """Check all arguments and return the bound axes, and where the arrays live.
 
     Raises ContractError naming the op, the argument, what was given and what the contract wants: for arrays
     that are none, dtypes, ranks, sizes, layouts, arrays on two devices, numbers out of range, unknown choices,
     and whatever the contract's own `requires` refuse.
 
-    A decode step asks the same things hundreds of times, so what was found of a form of call is kept; `requires`,
-    which may look into arrays, run every time.
+    A decode step asks the same things hundreds of times, so what was found of a `form_of` arguments is kept;
+    `requires`, which may look into arrays, run every time.
     """
     passed = contract.passed
     try:
-        form = _form(arguments)
         axes, converted, device = passed[form]
     except (KeyError, TypeError):  # not seen yet; or an argument, such as a list, that no key can hold
         given = dict(arguments)
@@ -43,7 +42,7 @@ def admit(contract: Contract, arguments: dict[str, object]) -> tuple[dict[str, i
         with contextlib.suppress(TypeError):
             if len(passed) >= _FORMS:
                 passed.clear()
-            passed[_form(given)] = axes, converted, device
+            passed[form] = axes, converted, device
     else:
         for name in converted:
             arguments[name] = _converted(contract, name, arguments[name])
@@ -65,10 +64,11 @@ _FORMS = 1 << 10
 """Forms of calls that are kept for each op."""
 
 
-def _form(arguments: Mapping[str, object]) -> tuple:
+def form_of(contract: Contract, arguments: Mapping[str, object]) -> tuple:
     """All that the checks of a form look at; numbers with their type, for True is no 1 there."""
     form = []
-    for value in arguments.values():
+    for name in contract.args:
+        value = arguments[name]
         kind = type(value)
         form.append(kind)
         if kind is np.ndarray or (hasattr(value, "strides") and hasattr(value, "dtype")):

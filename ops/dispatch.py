@@ -18,8 +18,8 @@ def dispatcher(name: str) -> Callable:
     contract = found.contract
 
     def call(*args, out=None, **kwargs):
-        arguments = found.bind(args, kwargs)
-        _, device = checking.admit(contract, arguments)
+        arguments, form = found.enter(args, kwargs)
+        _, device = checking.admit(contract, arguments, form)
         if out is not None:
             check_out(contract.name, out, arguments)
             arguments["out"] = out

@@ -30,6 +30,7 @@ class Op:
         self._positional = tuple(p.name for p in self._parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         self._defaults = {p.name: p.default for p in self._parameters if p.default is not p.empty}
         self.__signature__ = inspect.Signature(self._parameters)
+        self._enter = _entrance(self._parameters, contract.args)
         update_wrapper(self, body, updated=())
         del self.__wrapped__
 
@@ -73,6 +74,14 @@ class Op:
                 arguments[parameter.name] = parameter.default
         return arguments
 
+    def enter(self, args: tuple, kwargs: Mapping[str, object]) -> tuple[dict[str, object], tuple]:
+        """(`bind`, the form of the call that `checking.admit` knows it by); as `bind` where something is amiss."""
+        try:
+            return self._enter(*args, **kwargs)
+        except (TypeError, AttributeError):
+            arguments = self.bind(args, kwargs)
+            return arguments, checking.form_of(self.contract, arguments)
+
     @contextlib.contextmanager
     def replaced(self, body: Callable) -> Iterator[None]:
         """Run with another body: how mutations plant their wrongs."""
@@ -84,6 +93,30 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.contract.name} of {self.contract.row}>"
+
+
+def _entrance(parameters: tuple[inspect.Parameter, ...], specs: Mapping[str, object]) -> Callable:
+    """A function of these parameters that returns the arguments by name, and `checking.form_of` them.
+
+    Written out, because the interpreter then binds: between two kernels that stream weights through the caches, every
+    line of Python is read from memory.
+    """
+    takes, form, defaults = [], [], {}
+    for parameter in parameters:
+        name = parameter.name
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in takes:
+            takes.append("*")
+        takes.append(name if parameter.default is parameter.empty else f"{name}=_{name}")
+        defaults[f"_{name}"] = parameter.default
+        array = f"type({name}), {name}.shape, {name}.strides, {name}.dtype"
+        other = f"type({name}), {name}"
+        if not isinstance(specs.get(name), Tensor):
+            form.append(other)
+        else:
+            form.append(f"*(({other}) if {name} is None else ({array}))" if specs[name].optional else array)
+    arguments = ", ".join(f"{parameter.name!r}: {parameter.name}" for parameter in parameters)
+    source = f"lambda {', '.join(takes)}: ({{{arguments}}}, ({', '.join(form)},))"
+    return eval(source, {"type": type, **defaults})
 
 
 def op(

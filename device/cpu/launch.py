@@ -15,6 +15,8 @@ from vtlab.ops import providers
 from vtlab.ops.capabilities import Capabilities
 from vtlab.ops.outputs import check_form
 
+from .compiling import Kernel
+
 PROVIDER, PRIORITY = "numba", 0
 KINDS = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}
 """Storage dtypes as the kernels number them."""
@@ -31,13 +33,19 @@ def provider(op: str) -> Callable[[Callable], Callable]:
 
 
 class Kernels:
-    """The kernels of one module, imported at the first use of one: ``K = Kernels("norm")``; ``K.rms_norm(...)``."""
+    """What a module of kernels holds: ``K = Kernels("norm")``; ``K.rms_norm(...)``.
+
+    The module is imported, and a kernel compiled, at the first use; from then on it is the compiled function itself.
+    """
 
     def __init__(self, module: str):
         self._module = module
 
     def __getattr__(self, name: str):
         found = getattr(import_module(f"{__package__}.kernels.{self._module}"), name)
+        if isinstance(found, Kernel):
+            found.load()
+            found = found.entry
         setattr(self, name, found)
         return found
 

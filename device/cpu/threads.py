@@ -17,7 +17,7 @@ import numpy as np
 from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics.threads import cores
 
-_PIECES = 4  # for each thread: enough that none waits long for another
+_PIECES, _SMALL = 4, 1 << 23  # pieces for each thread, so that none waits long for another; half of them below
 _busy = threading.Lock()
 _workers: list[_Worker] = []
 _count = 0
@@ -86,6 +86,13 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+def _run(kernel: Callable, begin: int, end: int, args: tuple, scratch: int) -> None:
+    if scratch:
+        kernel(begin, end, *args, _scratch.of(scratch))
+    else:
+        kernel(begin, end, *args)
+
+
 def split(kernel: Callable, count: int, cost: int, *args, grain: int = 1, scratch: int = 0) -> None:
     """kernel(begin, end, *args) over items 0 ... count, in pieces of whole `grain`s where `cost` is worth it.
 
@@ -94,25 +101,20 @@ def split(kernel: Callable, count: int, cost: int, *args, grain: int = 1, scratc
     """
     if count <= 0:
         return
-    if scratch:
-        inner, size = kernel, scratch
-
-        def kernel(*given):
-            inner(*given, _scratch.of(size))
-
-    team = threads()
-    if team < 2 or cost < _WORTH_IT or count <= grain or not _busy.acquire(blocking=False):
-        kernel(0, count, *args)
+    if cost < _WORTH_IT or count <= grain or threads() < 2 or not _busy.acquire(blocking=False):
+        _run(kernel, 0, count, args, scratch)
         return
+    team = threads()
     try:
-        step = -(-count // (team * _PIECES * grain)) * grain
+        pieces = team * (_PIECES if cost > _SMALL else _PIECES // 2)
+        step = -(-count // (pieces * grain)) * grain
         starts = itertools.count(0, step)
 
         def job() -> None:
             for begin in starts:  # shared: a thread that is free takes the next piece
                 if begin >= count:
                     return
-                kernel(begin, min(begin + step, count), *args)
+                _run(kernel, begin, min(begin + step, count), args, scratch)
 
         others = min(team - 1, -(-count // step) - 1)
         while len(_workers) < others:
@@ -129,7 +131,7 @@ def split(kernel: Callable, count: int, cost: int, *args, grain: int = 1, scratc
         _busy.release()
 
 
-_WORTH_IT = 1 << 16
+_WORTH_IT = 1 << 19
 
 
 def _forget() -> None:
