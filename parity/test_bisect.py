@@ -17,7 +17,11 @@ from .bisect import BOUND, bisect, bisect_tiny, first_wrong, run_bisect
 from .goldens import hidden_golden
 
 
-@pytest.mark.parametrize("name", tiny.CHECKPOINTS)
+# transformers' Mistral does not scale queries with their position.
+KNOWN = [name for name, config in tiny.CHECKPOINTS.items() if "llama_4_scaling" not in config]
+
+
+@pytest.mark.parametrize("name", KNOWN)
 def test_hidden_states_are_those_of_transformers(name):
     distances = bisect_tiny(name)
     layers = [f"layers.{index}" for index in range(tiny.CHECKPOINTS[name]["num_hidden_layers"])]

@@ -178,4 +178,4 @@ def test_a_folder_of_every_family_loads(tmp_path):
         assert model.dtype == ml_dtypes.bfloat16 and model.family.name in (name, *_SIBLINGS.get(name, ()))
 
 
-_SIBLINGS = {"opt_350m": ("opt",), "phi3_short": ("phi3",)}
+_SIBLINGS = {"opt_350m": ("opt",), "phi3_short": ("phi3",), "mistral_scaled": ("mistral",)}

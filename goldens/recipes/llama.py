@@ -17,6 +17,13 @@ def _shapes(config: Mapping) -> Shapes:
     return layered(config, _layer)
 
 
+_MISTRAL = {
+    "architectures": ["MistralForCausalLM"], "model_type": "mistral", **TOKENS, "hidden_size": 96,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "attention_dropout": 0.0, "head_dim": 32,
+    "intermediate_size": 224, "num_hidden_layers": 3, "vocab_size": 512, "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "tie_word_embeddings": False, "rope_theta": 10000.0,
+}  # fmt: skip
+
 RECIPES = {
     # Grouped queries and llama3 rope scaling, in the config form of the published checkpoints
     # (rope_theta + rope_scaling). An original context of 64 puts pairs into each of the three frequency bands.
@@ -30,11 +37,9 @@ RECIPES = {
     }, _shapes),
     # A window over every layer that the longer prompts overrun (7B-v0.1 has one), and heads that are together wider
     # than the hidden states (as Nemo's are narrower).
-    "mistral": Recipe({
-        "architectures": ["MistralForCausalLM"], "model_type": "mistral", **TOKENS, "hidden_size": 96,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "attention_dropout": 0.0, "head_dim": 32,
-        "intermediate_size": 224, "num_hidden_layers": 3, "vocab_size": 512, "hidden_act": "silu",
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "tie_word_embeddings": False,
-        "rope_theta": 10000.0, "sliding_window": 16,
+    "mistral": Recipe(_MISTRAL | {"sliding_window": 16}, _shapes, embedding=0.9),
+    # Queries scaled with their position, from the seventeenth on; no window, as in all releases after v0.1.
+    "mistral_scaled": Recipe(_MISTRAL | {
+        "sliding_window": None, "llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.5},
     }, _shapes, embedding=0.9),
 }  # fmt: skip
