@@ -49,6 +49,8 @@ _PROMISED = {
             matmul_nvfp4""",
         "KDA-DELTA": """kda_low_rank_decay kda_decay_gate kda_decay_gate_chunk_cumsum kda_decode kda_prefill_recurrent
             kda_kkt kda_recompute_w_u kda_delta_h kda_chunk_o kda_chunk_prefill""",
+        "GEMM-QUTLASS-MX": """mxfp4_quant hadamard hadacore_transform fused_quantize_mx fused_quantize_nv
+            matmul_mxf4_bf16_tn""",
         "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
             cp_gather_cache concat_and_cache_mla gather_mla_cache""",
         "QUANT-CIQ-IQUANT": """quantize_row_q8_0 quantize_row_q8_1 quantize_row_q8_k vec_dot matmul_bt_quant
@@ -101,7 +103,7 @@ ROWS: dict[str, Row] = _rows(
     ("GEMM-INT-LOWBIT", "wna16", "GPTQ, AWQ, int8 and int4 GEMM"),
     ("GEMM-MARLIN-W4A16", "wna16", "Marlin 4-bit weight GEMM"),
     ("GEMM-NVFP4-W4A4", "fp4 fp4_matmul", "NVFP4 quantisation and GEMM"),
-    ("GEMM-QUTLASS-MX", "fp4", "MXFP4 and MXFP8 with Hadamard"),
+    ("GEMM-QUTLASS-MX", "mxfp4", "MXFP4 and MXFP8 with Hadamard"),
     ("GEMM-W4A8", "wna16", "4-bit weight, 8-bit activation GEMM"),
     ("KDA-DELTA", "kda kda_chunks", "Kimi delta attention"),
     ("KV-CACHE", "kv_cache kv_blocks kv_latent", "paged KV insert, gather, copy"),

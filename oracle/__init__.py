@@ -35,8 +35,17 @@ from .kda_chunks import (
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
 from .kv_latent import concat_and_cache_mla, gather_mla_cache
+from .linear_attention import linear_attention_decode, linear_attention_prefill
 from .logits import apply_min_p, apply_penalties, apply_temperature, apply_top_k_top_p
 from .matmul import batched_matmul, matmul, matmul_bt
+from .mxfp4 import (
+    fused_quantize_mx,
+    fused_quantize_nv,
+    hadacore_transform,
+    hadamard,
+    matmul_mxf4_bf16_tn,
+    mxfp4_quant,
+)
 from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
 from .norm_quant import (
     rms_norm_dynamic_per_token_quant,
@@ -56,6 +65,8 @@ from .rope import rope_build_cache, rope_cos_sin_cache, rope_from_cache, rope_ne
 from .rope_fused import attn_qk_norm_rope_gate, fused_qk_norm_rope, rope_and_cache
 from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_argmax
 from .splits import attn_gate_split, gdn_conv_split, qkv_split
+from .ssd import ssd_bmm_chunk, ssd_chunk_cumsum, ssd_chunk_state, ssd_state_passing
+from .ssd_scan import mamba2_rmsnorm_gated, ssd_chunk_prefill, ssd_chunk_scan, ssd_recurrent
 from .ssm import selective_scan, selective_state_update
 from .state_cache import gdn_state_gather, gdn_state_scatter
 from .token_masks import (
@@ -97,6 +108,8 @@ __all__ = [
     "embedding",
     "embedding_quant",
     "fused_qk_norm_rope",
+    "fused_quantize_mx",
+    "fused_quantize_nv",
     "gather_logprobs",
     "gather_mla_cache",
     "gdn_chunk_cumsum",
@@ -118,6 +131,8 @@ __all__ = [
     "gelu_and_mul",
     "greedy_argmax",
     "gumbel_sample",
+    "hadacore_transform",
+    "hadamard",
     "kda_chunk_o",
     "kda_chunk_prefill",
     "kda_decay_gate",
@@ -130,14 +145,19 @@ __all__ = [
     "kda_recompute_w_u",
     "l2norm",
     "layer_norm",
+    "linear_attention_decode",
+    "linear_attention_prefill",
+    "mamba2_rmsnorm_gated",
     "matmul",
     "matmul_bt",
     "matmul_bt_quant",
+    "matmul_mxf4_bf16_tn",
     "matmul_nvfp4",
     "merge_attn_states",
     "moe_silu_mul",
     "mul_col_vec_f32",
     "mul_scalar",
+    "mxfp4_quant",
     "paged_attention",
     "per_token_group_quant_fp8",
     "qkv_split",
@@ -176,6 +196,13 @@ __all__ = [
     "silu_and_mul_quant",
     "silu_mul_fp4_quant",
     "soft_cap",
+    "ssd_bmm_chunk",
+    "ssd_chunk_cumsum",
+    "ssd_chunk_prefill",
+    "ssd_chunk_scan",
+    "ssd_chunk_state",
+    "ssd_recurrent",
+    "ssd_state_passing",
     "swap_blocks",
     "swap_blocks_batch",
     "swizzle_blockscale",
