@@ -57,7 +57,7 @@ def common(given: GGUFFields, layers: tuple[LayerConfig, ...] | None = None, par
         given.only("rope.dimension_count", (head_dim,), head_dim)
     return {
         "vocab_size": _vocab_size(given),
-        "hidden_size": given.integer("embedding_length"),
+        "hidden_size": at_least_one(given, "embedding_length"),
         "layers": layers,
         "norm_eps": positive(given, "attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": at_least_one(given, "context_length"),
@@ -74,10 +74,10 @@ def common(given: GGUFFields, layers: tuple[LayerConfig, ...] | None = None, par
 def uniform(given: GGUFFields, kinds: tuple[str, ...]) -> tuple[LayerConfig, ...]:
     """Layers that differ in their kind alone."""
     heads = at_least_one(given, "attention.head_count")
-    head_dim = given.integer("attention.key_length", given.integer("embedding_length") // heads)
+    head_dim = at_least_one(given, "attention.key_length", at_least_one(given, "embedding_length") // heads)
     given.only("attention.value_length", (head_dim,), head_dim)
     window = given.integer("attention.sliding_window") if SLIDING in kinds else None
-    kv, inner = at_least_one(given, "attention.head_count_kv", heads), given.integer("feed_forward_length")
+    kv, inner = at_least_one(given, "attention.head_count_kv", heads), at_least_one(given, "feed_forward_length")
     return tuple(LayerConfig(kind, heads, kv, head_dim, inner, window) for kind in kinds)
 
 

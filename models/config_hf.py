@@ -36,11 +36,11 @@ def common(given: Fields, layers: tuple[LayerConfig, ...] | None = None) -> dict
     layers = layers or uniform(given, layer_types(given))
     stops = given.get("eos_token_id")
     return {
-        "vocab_size": given.integer("vocab_size"),
-        "hidden_size": given.integer("hidden_size"),
+        "vocab_size": at_least_one(given, "vocab_size"),
+        "hidden_size": at_least_one(given, "hidden_size"),
         "layers": layers,
         "norm_eps": positive(given, "rms_norm_eps", 1e-6),
-        "max_position_embeddings": given.integer("max_position_embeddings"),
+        "max_position_embeddings": at_least_one(given, "max_position_embeddings"),
         "tie_word_embeddings": given.flag("tie_word_embeddings"),
         "softmax_scale": layers[0].head_dim ** -0.5,
         "rope": {kind: rope(given, kind) for kind in sorted({layer.kind for layer in layers})},
@@ -52,14 +52,14 @@ def common(given: Fields, layers: tuple[LayerConfig, ...] | None = None) -> dict
 
 def uniform(given: Fields, kinds: tuple[str, ...]) -> tuple[LayerConfig, ...]:
     """Layers that differ in their kind alone."""
-    heads, hidden = at_least_one(given, "num_attention_heads"), given.integer("hidden_size")
-    head_dim = given.integer("head_dim", hidden // heads)
+    heads, hidden = at_least_one(given, "num_attention_heads"), at_least_one(given, "hidden_size")
+    head_dim = at_least_one(given, "head_dim", hidden // heads)
     one = LayerConfig(
         kind=FULL,
         num_heads=heads,
         num_key_value_heads=at_least_one(given, "num_key_value_heads", heads),
-        head_dim=head_dim if head_dim >= 1 else at_least_one(given, "head_dim"),
-        intermediate_size=given.integer("intermediate_size"),
+        head_dim=head_dim,
+        intermediate_size=at_least_one(given, "intermediate_size"),
     )
     window = given.integer("sliding_window") if SLIDING in kinds else None
     return tuple(LayerConfig(**{**vars(one), "kind": kind, "sliding_window": window}) for kind in kinds)

@@ -62,6 +62,19 @@ def test_what_cannot_be_honoured_is_refused_by_name(name, field, changes):
     assert error.value.field == field and error.value.file == "some/config.json"
 
 
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+
+
+@pytest.mark.parametrize("name", tiny.CHECKPOINTS)
+@pytest.mark.parametrize("value", ["128", 1.5, True, 0, -3, [64]])
+def test_sizes_are_integers_of_at_least_one(name, value):
+    inner = "ffn_dim" if name.startswith("opt") else "intermediate_size"
+    for field in (*SIZES, inner):
+        with pytest.raises(FormatError) as error:
+            read(changed(name, **{field: value}), "some/config.json")
+        assert error.value.field == field, error.value
+
+
 @pytest.mark.parametrize(("field", "change"), [
     ("gemma4.attention.sliding_window_pattern", lambda writer: writer.add_sliding_window_pattern([True] * 3)),
     ("gemma4.attention.shared_kv_layers", lambda writer: writer.add_shared_kv_layers(4)),

@@ -7,6 +7,7 @@ from typing import ClassVar
 from vtlab import ops
 
 from ..config_gguf import GGUFFields
+from ..config_hf import at_least_one
 from ..family import Family
 from ..fields import Fields
 
@@ -23,7 +24,7 @@ class Gemma(Family):
     one_more = True
 
     def hf(self, given: Fields) -> dict:
-        return super().hf(given) | {"embedding_scale": given.integer("hidden_size") ** 0.5}
+        return super().hf(given) | {"embedding_scale": at_least_one(given, "hidden_size") ** 0.5}
 
     def gguf(self, given: GGUFFields) -> dict:
-        return super().gguf(given) | {"embedding_scale": given.integer("embedding_length") ** 0.5}
+        return super().gguf(given) | {"embedding_scale": at_least_one(given, "embedding_length") ** 0.5}

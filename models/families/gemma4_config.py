@@ -41,7 +41,7 @@ def hf(given: Fields) -> dict:
     """What of config.json Gemma 4 has beyond the others; experts are refused."""
     for name in ("enable_moe_block", "use_second_mlp_block"):
         given.only(name, (False,), False)
-    kinds, vocab = _kinds(given), given.integer("vocab_size")
+    kinds, vocab = _kinds(given), at_least_one(given, "vocab_size")
     own = 0 if given.is_null("hidden_size_per_layer_input") else given.integer("hidden_size_per_layer_input")
     own_vocab = given.integer("vocab_size_per_layer_input")
     if own and own_vocab < vocab:
@@ -57,13 +57,13 @@ def hf(given: Fields) -> dict:
 
 def layers(given: Fields) -> tuple[LayerConfig, ...]:
     kinds, shared = _kinds(given), given.integer("num_kv_shared_layers", 0)
-    heads, inner = at_least_one(given, "num_attention_heads"), given.integer("intermediate_size")
+    heads, inner = at_least_one(given, "num_attention_heads"), at_least_one(given, "intermediate_size")
     kv = at_least_one(given, "num_key_value_heads")
     full_kv = at_least_one(given, "num_global_key_value_heads", kv) if given.flag("attention_k_eq_v") else kv
     double = 2 if given.flag("use_double_wide_mlp") else 1
     return _layers(
         given, "num_kv_shared_layers", kinds, shared, heads,
-        head_dims={SLIDING: given.integer("head_dim"), FULL: given.integer("global_head_dim")},
+        head_dims={SLIDING: at_least_one(given, "head_dim"), FULL: at_least_one(given, "global_head_dim")},
         kv_heads=tuple(full_kv if kind == FULL else kv for kind in kinds),
         inner=tuple(inner * (double if index >= len(kinds) - shared else 1) for index in range(len(kinds))),
         window=at_least_one(given, "sliding_window"),

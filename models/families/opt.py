@@ -32,7 +32,7 @@ class OPT(Family):
 
     def hf(self, given: Fields) -> dict:
         given.only(self.activation_field, (self.activation,))
-        hidden = given.integer("hidden_size")
+        hidden = at_least_one(given, "hidden_size")
         return common(given, self.layers(given)) | {
             "family": self.name,
             "norm_eps": 1e-5,
@@ -48,8 +48,8 @@ class OPT(Family):
 
     def layers(self, given: Fields) -> tuple[LayerConfig, ...]:
         heads, count = at_least_one(given, "num_attention_heads"), at_least_one(given, "num_hidden_layers")
-        head_dim = given.integer("hidden_size") // heads
-        return (LayerConfig(FULL, heads, heads, head_dim, given.integer("ffn_dim")),) * count
+        head_dim = at_least_one(given, "hidden_size") // heads
+        return (LayerConfig(FULL, heads, heads, head_dim, at_least_one(given, "ffn_dim")),) * count
 
     def outside_slots(self, config: ModelConfig) -> Iterator[Slot]:
         hidden, narrow, at = config.hidden_size, config.more["embedding_size"], "model.decoder."
