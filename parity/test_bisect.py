@@ -16,7 +16,6 @@ from vtlab.ops.errors import ContractError
 from .bisect import BOUND, bisect, bisect_tiny, first_wrong, run_bisect
 from .goldens import hidden_golden
 
-
 # transformers' Mistral does not scale queries with their position.
 KNOWN = [name for name, config in tiny.CHECKPOINTS.items() if "llama_4_scaling" not in config]
 
