@@ -69,7 +69,7 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
 def _product(a, b, quant_type, traits, blocks, out) -> None:
     array, rows, stride = rows_of(a)
     columns = b.shape[0]
-    words = np.empty(rows * blocks * (136 if traits.elements == 256 else 16), np.int32)
+    words = np.empty(rows * blocks * (136 if traits.elements == 256 else 8), np.int32)
     scales = np.empty(rows * blocks * 2, np.float32)
     args = array, stride, KINDS[a.dtype], blocks, words, scales
     if traits.elements == 256:

@@ -8,102 +8,183 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..compiling import device, kernel
-from .ggml_32 import unpack_q4_0, unpack_q4_1, unpack_q5_0, unpack_q5_1, unpack_q8_0
+from ..compiling import kernel
+from .ggml_32 import (
+    codes_q4_0,
+    codes_q4_1,
+    codes_q5_0,
+    codes_q5_1,
+    codes_q8_0,
+    fetch,
+    one_scale,
+    two_scales,
+)  # fmt: skip
 from .ggml_256 import BLOCK, unpack_q2_k, unpack_q3_k, unpack_q4_k, unpack_q5_k, unpack_q6_k
 from .ggml_grids import unpack_iq2_xxs, unpack_iq3_xxs
 from .lanes import spread, zeros
-from .memory import address, allocate, get_f32, get_i32, load_f32, load_i32, put, release, store
-from .words import add_pairs, as_float, no_words
+from .memory import address, allocate, get_f32, get_i32, load_f32, put, release, store
+from .words import (
+    add_fours,
+    as_float,
+    four_rows_of_a_lane,
+    four_rows_of_bytes,
+    four_rows_of_halves,
+    four_rows_of_minimums,
+    inlined,
+    no_words,
+    one_row_of_a_lane,
+    one_row_of_halves,
+    one_row_of_minimums,
+    word_everywhere,
+)  # fmt: skip
 
-CODES, SCALES, SUM, MINIMUM, FOLDED = 0, 1, 2, 3, 4
-"""How a block's integer meets its scales: Q4_0; Q5_0 and Q8_0; Q4_1 and Q5_1; Q2_K; the i-quants."""
 _ROWS = 64  # of a that share an unpacked chunk
-_CHUNK = 4096
+_CHUNK, _FEW = 4096, 512  # values of a chunk: for many rows of a, and for fewer than four, which read it once
+CODES_FIRST, SCALES_FIRST, MINIMUM = 0, 1, 2
+"""How a block's integer meets its scales: Q4_0; Q5_0 and Q8_0; Q4_1 and Q5_1."""
 
 
-@device
-def _integers(words, at, count):
-    """The sums of products of one row of a and sixteen of weights, over `count` words."""
-    one, two, three, four = no_words(), no_words(), no_words(), no_words()
-    for k in range(0, count, 4):
-        one = add_pairs(one, load_i32(words, 16 * k), get_i32(at, k))
-        two = add_pairs(two, load_i32(words, 16 * k + 16), get_i32(at, k + 1))
-        three = add_pairs(three, load_i32(words, 16 * k + 32), get_i32(at, k + 2))
-        four = add_pairs(four, load_i32(words, 16 * k + 48), get_i32(at, k + 3))
-    return (one + two) + (three + four)
-
-
-@device
-def _four_integers(words, at, step, count):
-    """The same for four rows of a, `step` bytes apart."""
-    one, two, three, four = no_words(), no_words(), no_words(), no_words()
-    for k in range(count):
-        w = load_i32(words, 16 * k)
-        one = add_pairs(one, w, get_i32(at, k))
-        two = add_pairs(two, w, get_i32(at + step, k))
-        three = add_pairs(three, w, get_i32(at + 2 * step, k))
-        four = add_pairs(four, w, get_i32(at + 3 * step, k))
-    return one, two, three, four
-
-
-@device
-def _term(form, sums, low, w_scales, a_scales):
-    """What one block adds: its rounded integers by its scales, in the type's order."""
-    whole, dw, da = as_float(sums), load_f32(w_scales, 0), spread(get_f32(a_scales, 0))
-    if form == CODES:
-        return (whole * dw) * da
-    if form == SUM:
-        return (dw * da) * whole + load_f32(w_scales, 16) * spread(get_f32(a_scales, 1))
+@inlined
+def _term_32(form, sums, offset, d, m, a_scales):
+    """What one block of 32 adds: its rounded integer by its scales, in the type's order."""
+    da = spread(get_f32(a_scales, 0))
     if form == MINIMUM:
-        return (dw * da) * whole - (da * load_f32(w_scales, 16)) * as_float(low)
-    return whole * (dw * da)
+        return (d * da) * as_float(sums) + m * spread(get_f32(a_scales, 1))
+    whole = as_float(sums - word_everywhere(offset * np.int64(get_i32(a_scales, 1))))
+    return (whole * d) * da if form == CODES_FIRST else whole * (d * da)
 
 
-@device
-def _plain_chunk(form, count, size, blocks, words, scales, rows, a, a_step, a_scales, s_step, totals):
-    """Add a chunk of blocks to the running sums of `rows` rows of a; `count` of a block's `size` words are codes."""
-    row = 0
-    while row < rows:
-        many = rows - row >= 4
-        at, s_at, to = a + row * a_step, a_scales + row * s_step, 16 * row
-        if many:
-            one, two = load_f32(totals, to), load_f32(totals, to + 16)
-            three, four = load_f32(totals, to + 32), load_f32(totals, to + 48)
-            for i in range(blocks):
-                w, s, here, a_s = words + 64 * size * i, scales + 128 * i, at + 4 * size * i, s_at + 8 * i
-                p, q, r, t = _four_integers(w, here, a_step, count)
-                lp, lq, lr, lt = no_words(), no_words(), no_words(), no_words()
-                if form == MINIMUM:
-                    lp, lq, lr, lt = _four_integers(w + 64 * count, here + 4 * count, a_step, size - count)
-                one = one + _term(form, p, lp, s, a_s)
-                two = two + _term(form, q, lq, s, a_s + s_step)
-                three = three + _term(form, r, lr, s, a_s + 2 * s_step)
-                four = four + _term(form, t, lt, s, a_s + 3 * s_step)
-            put(one, totals, to)
-            put(two, totals, to + 16)
-            put(three, totals, to + 32)
-            put(four, totals, to + 48)
-            row += 4
-        else:
-            total = load_f32(totals, to)
-            for i in range(blocks):
-                w, s, here, a_s = words + 64 * size * i, scales + 128 * i, at + 4 * size * i, s_at + 8 * i
-                low = no_words()
-                if form == MINIMUM:
-                    low = _integers(w + 64 * count, here + 4 * count, size - count)
-                total = total + _term(form, _integers(w, here, count), low, s, a_s)
-            put(total, totals, to)
-            row += 1
+@inlined
+def _one_row_32(codes, scales_of, form, offset, size, b, step, blocks, a, a_scales):
+    """Sixteen rows of weights by one row of a, block after block in registers."""
+    total = zeros()
+    for i in range(blocks):
+        fetch(b + 16 * size * i, step, size)
+        w0, w1, w2, w3, w4, w5, w6, w7 = codes(b + size * i, step)
+        d, m = scales_of(b + size * i, step)
+        at = a + 32 * i
+        one = add_fours(no_words(), w0, get_i32(at, 0))
+        two = add_fours(no_words(), w1, get_i32(at, 1))
+        three = add_fours(no_words(), w2, get_i32(at, 2))
+        four = add_fours(no_words(), w3, get_i32(at, 3))
+        one, two = add_fours(one, w4, get_i32(at, 4)), add_fours(two, w5, get_i32(at, 5))
+        three, four = add_fours(three, w6, get_i32(at, 6)), add_fours(four, w7, get_i32(at, 7))
+        total = total + _term_32(form, (one + two) + (three + four), offset, d, m, a_scales + 8 * i)
+    return total
 
 
-@device
-def plain(unpack, form, count, size, block, length, fold, begin, end, b, b_step, columns, a, a_scales, rows, blocks,
-          out, kind):  # fmt: skip
-    """Tiles begin ... end of the types whose blocks have one running sum."""
-    chunk = min(blocks, _CHUNK // length)
-    memory = allocate(64 * size * chunk + 128 * chunk + 64 * _ROWS)
-    scales = memory + 64 * size * chunk
+@inlined
+def _unpack_32(codes, scales_of, size, b, step, blocks, words, scales):
+    for i in range(blocks):
+        fetch(b + 16 * size * i, step, size)
+        w0, w1, w2, w3, w4, w5, w6, w7 = codes(b + size * i, step)
+        d, m = scales_of(b + size * i, step)
+        to = 128 * i
+        put(w0, words, to)
+        put(w1, words, to + 16)
+        put(w2, words, to + 32)
+        put(w3, words, to + 48)
+        put(w4, words, to + 64)
+        put(w5, words, to + 80)
+        put(w6, words, to + 96)
+        put(w7, words, to + 112)
+        put(d, scales, 32 * i)
+        put(m, scales, 32 * i + 16)
+
+
+@inlined
+def _four_rows_32(form, offset, words, scales, blocks, a, a_step, a_scales, s_step, totals):
+    """Add a chunk of blocks to the running sums of four rows of a."""
+    one, two = load_f32(totals, 0), load_f32(totals, 16)
+    three, four = load_f32(totals, 32), load_f32(totals, 48)
+    for i in range(blocks):
+        p, q, r, t = four_rows_of_bytes(words + 512 * i, a + 32 * i, a_step)
+        d, m, s = load_f32(scales, 32 * i), load_f32(scales, 32 * i + 16), a_scales + 8 * i
+        one = one + _term_32(form, p, offset, d, m, s)
+        two = two + _term_32(form, q, offset, d, m, s + s_step)
+        three = three + _term_32(form, r, offset, d, m, s + 2 * s_step)
+        four = four + _term_32(form, t, offset, d, m, s + 3 * s_step)
+    put(one, totals, 0)
+    put(two, totals, 16)
+    put(three, totals, 32)
+    put(four, totals, 48)
+
+
+@inlined
+def of_32(codes, scales_of, form, offset, size, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
+    """Tiles begin ... end of the types with blocks of 32: rows of a by fours, those that are left one by one."""
+    chunk, fours = min(blocks, _CHUNK // 32), rows // 4 * 4
+    memory = allocate(640 * chunk + 64 * _ROWS) if fours else 0
+    scales = memory + 512 * chunk
+    totals = scales + 128 * chunk
+    for tile in range(begin, end):
+        column = min(16 * tile, columns - 16)
+        at = b + b_step * column
+        for first in range(0, fours, _ROWS):
+            some = min(_ROWS, fours - first)
+            for row in range(some):
+                put(zeros(), totals, 16 * row)
+            for block in range(0, blocks, chunk):
+                here = min(chunk, blocks - block)
+                _unpack_32(codes, scales_of, size, at + size * block, b_step, here, memory, scales)
+                for row in range(0, some, 4):
+                    from_ = (first + row) * blocks + block
+                    _four_rows_32(form, offset, memory, scales, here, a + 32 * from_, 32 * blocks,
+                                  a_scales + 8 * from_, 8 * blocks, totals + 64 * row)  # fmt: skip
+            for row in range(some):
+                store(load_f32(totals, 16 * row), out, (first + row) * columns + column, 16, kind)
+        for row in range(fours, rows):
+            total = _one_row_32(codes, scales_of, form, offset, size, at, b_step, blocks, a + 32 * row * blocks,
+                                a_scales + 8 * row * blocks)  # fmt: skip
+            store(total, out, row * columns + column, 16, kind)
+    if fours:
+        release(memory)
+
+
+@inlined
+def _term_256(minimum, sums, low, d, dmin, da):
+    """What one block of 256 adds where it has one sum."""
+    if minimum:
+        return (d * da) * as_float(sums) - (da * dmin) * as_float(low)
+    return as_float(sums) * (d * da)
+
+
+@inlined
+def _whole_chunk(minimum, blocks, words, scales, rows, a, a_step, a_scales, s_step, totals):
+    """Add a chunk of blocks to the running sums of `rows` rows of a."""
+    fours = rows // 4 * 4
+    for row in range(0, fours, 4):
+        for i in range(blocks):
+            w, at, s = words + 4 * BLOCK * i, a + row * a_step + 544 * i, a_scales + row * s_step + 8 * i
+            p, q, r, t = no_words(), no_words(), no_words(), no_words()
+            for part in range(0, 128, 16):
+                p0, q0, r0, t0 = four_rows_of_halves(w + 64 * part, at + 4 * part, a_step)
+                p, q, r, t = p + p0, q + q0, r + r0, t + t0
+            low = four_rows_of_minimums(w + 64 * 128, at + 512, a_step)
+            d, dmin, to = load_f32(scales, 32 * i), load_f32(scales, 32 * i + 16), 16 * row
+            for j in range(4):
+                sums = p if j == 0 else q if j == 1 else r if j == 2 else t
+                term = _term_256(minimum, sums, low[j], d, dmin, spread(get_f32(s + j * s_step, 0)))
+                put(load_f32(totals, to + 16 * j) + term, totals, to + 16 * j)
+    for row in range(fours, rows):
+        total = load_f32(totals, 16 * row)
+        for i in range(blocks):
+            w, at, s = words + 4 * BLOCK * i, a + row * a_step + 544 * i, a_scales + row * s_step + 8 * i
+            sums = no_words()
+            for part in range(0, 128, 16):
+                sums = sums + one_row_of_halves(w + 64 * part, at + 4 * part, a_step)[0]
+            low = one_row_of_minimums(w + 64 * 128, at + 512, a_step)[0]
+            d, dmin = load_f32(scales, 32 * i), load_f32(scales, 32 * i + 16)
+            total = total + _term_256(minimum, sums, low, d, dmin, spread(get_f32(s, 0)))
+        put(total, totals, 16 * row)
+
+
+@inlined
+def of_256(unpack, minimum, size, fold, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
+    """Tiles begin ... end of the types whose blocks of 256 have one running sum."""
+    chunk = min(blocks, (_CHUNK if rows >= 4 else _FEW) // 256)
+    memory = allocate(4 * BLOCK * chunk + 128 * chunk + 64 * _ROWS)
+    scales = memory + 4 * BLOCK * chunk
     totals = scales + 128 * chunk
     for tile in range(begin, end):
         column = min(16 * tile, columns - 16)
@@ -111,64 +192,70 @@ def plain(unpack, form, count, size, block, length, fold, begin, end, b, b_step,
             some = min(_ROWS, rows - first)
             for row in range(some):
                 put(zeros(), totals, 16 * row)
-            for block_at in range(0, blocks, chunk):
-                here = min(chunk, blocks - block_at)
-                unpack(b + b_step * column + block * block_at, b_step, here, memory, scales)
-                _plain_chunk(
-                    form, count, size, here, memory, scales, some, a + 4 * size * (first * blocks + block_at),
-                    4 * size * blocks, a_scales + 8 * (first * blocks + block_at), 8 * blocks, totals,
-                )  # fmt: skip
+            for block in range(0, blocks, chunk):
+                here, from_ = min(chunk, blocks - block), first * blocks + block
+                unpack(b + b_step * column + size * block, b_step, here, memory, scales)
+                _whole_chunk(minimum, here, memory, scales, some, a + 544 * from_, 544 * blocks, a_scales + 8 * from_,
+                             8 * blocks, totals)  # fmt: skip
             for row in range(some):
-                total = load_f32(totals, 16 * row)
-                if form in (FOLDED, MINIMUM):
-                    total = total * fold
-                store(total, out, (first + row) * columns + column, 16, kind)
+                store(load_f32(totals, 16 * row) * fold, out, (first + row) * columns + column, 16, kind)
     release(memory)
 
 
-@device
+@inlined
+def _four_in_lanes(minimum, blocks, words, scales, at, step, s_at, s_step, to):
+    """Add a chunk of blocks to the eight running sums, and those of the minimums, of four rows of a."""
+    for i in range(blocks):
+        w, here = words + 4 * BLOCK * i, at + 544 * i
+        d = load_f32(scales, 32 * i)
+        a0, a1 = spread(get_f32(s_at, 2 * i)), spread(get_f32(s_at + s_step, 2 * i))
+        a2, a3 = spread(get_f32(s_at + 2 * s_step, 2 * i)), spread(get_f32(s_at + 3 * s_step, 2 * i))
+        d0, d1, d2, d3 = d * a0, d * a1, d * a2, d * a3
+        for lane in range(8):
+            i0, i1, i2, i3 = four_rows_of_a_lane(w + 64 * lane, here + 4 * lane, step)
+            put(load_f32(to, 16 * lane) + d0 * as_float(i0), to, 16 * lane)
+            put(load_f32(to, 16 * lane + 144) + d1 * as_float(i1), to, 16 * lane + 144)
+            put(load_f32(to, 16 * lane + 288) + d2 * as_float(i2), to, 16 * lane + 288)
+            put(load_f32(to, 16 * lane + 432) + d3 * as_float(i3), to, 16 * lane + 432)
+        if minimum:
+            low = load_f32(scales, 32 * i + 16)
+            i0, i1, i2, i3 = four_rows_of_minimums(w + 64 * 128, here + 512, step)
+            put(load_f32(to, 128) - (low * a0) * as_float(i0), to, 128)
+            put(load_f32(to, 272) - (low * a1) * as_float(i1), to, 272)
+            put(load_f32(to, 416) - (low * a2) * as_float(i2), to, 416)
+            put(load_f32(to, 560) - (low * a3) * as_float(i3), to, 560)
+
+
+@inlined
+def _one_in_lanes(minimum, blocks, words, scales, at, s_at, to):
+    """The same for one row."""
+    for i in range(blocks):
+        w, here = words + 4 * BLOCK * i, at + 544 * i
+        da = spread(get_f32(s_at, 2 * i))
+        d = load_f32(scales, 32 * i) * da
+        for lane in range(8):
+            sums = one_row_of_a_lane(w + 64 * lane, here + 4 * lane, 0)[0]
+            put(load_f32(to, 16 * lane) + d * as_float(sums), to, 16 * lane)
+        if minimum:
+            sums = one_row_of_minimums(w + 64 * 128, here + 512, 0)[0]
+            put(load_f32(to, 128) - (load_f32(scales, 32 * i + 16) * da) * as_float(sums), to, 128)
+
+
+@inlined
 def _lanes_chunk(minimum, blocks, words, scales, rows, a, a_step, a_scales, s_step, totals):
-    """Add a chunk of blocks to the eight running sums, and those of the minimums, of `rows` rows of a."""
-    for row in range(rows):
-        at, s_at, to = a + row * a_step, a_scales + row * s_step, totals + 64 * 9 * row
-        t0, t1, t2, t3 = load_f32(to, 0), load_f32(to, 16), load_f32(to, 32), load_f32(to, 48)
-        t4, t5, t6, t7 = load_f32(to, 64), load_f32(to, 80), load_f32(to, 96), load_f32(to, 112)
-        low = load_f32(to, 128)
-        for i in range(blocks):
-            w, here = words + 4 * BLOCK * i, at + 544 * i
-            i0, i1, i2, i3 = no_words(), no_words(), no_words(), no_words()
-            i4, i5, i6, i7 = no_words(), no_words(), no_words(), no_words()
-            for g in range(0, 128, 8):
-                i0 = add_pairs(i0, load_i32(w, 16 * g), get_i32(here, g))
-                i1 = add_pairs(i1, load_i32(w, 16 * g + 16), get_i32(here, g + 1))
-                i2 = add_pairs(i2, load_i32(w, 16 * g + 32), get_i32(here, g + 2))
-                i3 = add_pairs(i3, load_i32(w, 16 * g + 48), get_i32(here, g + 3))
-                i4 = add_pairs(i4, load_i32(w, 16 * g + 64), get_i32(here, g + 4))
-                i5 = add_pairs(i5, load_i32(w, 16 * g + 80), get_i32(here, g + 5))
-                i6 = add_pairs(i6, load_i32(w, 16 * g + 96), get_i32(here, g + 6))
-                i7 = add_pairs(i7, load_i32(w, 16 * g + 112), get_i32(here, g + 7))
-            da = spread(get_f32(s_at, 2 * i))
-            d = load_f32(scales, 32 * i) * da
-            t0, t1, t2, t3 = t0 + d * as_float(i0), t1 + d * as_float(i1), t2 + d * as_float(i2), t3 + d * as_float(i3)
-            t4, t5, t6, t7 = t4 + d * as_float(i4), t5 + d * as_float(i5), t6 + d * as_float(i6), t7 + d * as_float(i7)
-            if minimum:
-                sums = _integers(w + 64 * 128, here + 512, 8)
-                low = low - (load_f32(scales, 32 * i + 16) * da) * as_float(sums)
-        put(t0, to, 0)
-        put(t1, to, 16)
-        put(t2, to, 32)
-        put(t3, to, 48)
-        put(t4, to, 64)
-        put(t5, to, 80)
-        put(t6, to, 96)
-        put(t7, to, 112)
-        put(low, to, 128)
+    """Add a chunk of blocks to the running sums of `rows` rows of a."""
+    fours = rows // 4 * 4
+    for row in range(0, fours, 4):
+        _four_in_lanes(minimum, blocks, words, scales, a + row * a_step, a_step, a_scales + row * s_step, s_step,
+                       totals + 576 * row)  # fmt: skip
+    for row in range(fours, rows):
+        _one_in_lanes(minimum, blocks, words, scales, a + row * a_step, a_scales + row * s_step, totals + 576 * row)
 
 
-@device
+@inlined
 def in_lanes(unpack, minimum, block, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
     """Tiles begin ... end of the types whose blocks have eight running sums."""
-    chunk = min(blocks, _CHUNK // 256)
+    chunk = min(blocks, (_CHUNK if rows >= 4 else _FEW) // 256)
     memory = allocate(4 * BLOCK * chunk + 128 * chunk + 64 * 9 * _ROWS)
     scales = memory + 4 * BLOCK * chunk
     totals = scales + 128 * chunk
@@ -200,50 +287,50 @@ LETTERS = "iiaiiaaiiai"
 
 @kernel(LETTERS)
 def q4_0(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    plain(unpack_q4_0, CODES, 16, 16, 18, 32, np.float32(1), begin, end, address(b), step, columns, address(words),
+    of_32(codes_q4_0, one_scale, CODES_FIRST, 8, 18, begin, end, address(b), step, columns, address(words),
           address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q4_1(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    plain(unpack_q4_1, SUM, 16, 16, 20, 32, np.float32(1), begin, end, address(b), step, columns, address(words),
+    of_32(codes_q4_1, two_scales, MINIMUM, 0, 20, begin, end, address(b), step, columns, address(words),
           address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q5_0(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    plain(unpack_q5_0, SCALES, 16, 16, 22, 32, np.float32(1), begin, end, address(b), step, columns, address(words),
+    of_32(codes_q5_0, one_scale, SCALES_FIRST, 16, 22, begin, end, address(b), step, columns, address(words),
           address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q5_1(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    plain(unpack_q5_1, SUM, 16, 16, 24, 32, np.float32(1), begin, end, address(b), step, columns, address(words),
+    of_32(codes_q5_1, two_scales, MINIMUM, 0, 24, begin, end, address(b), step, columns, address(words),
           address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q8_0(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    plain(unpack_q8_0, SCALES, 16, 16, 34, 32, np.float32(1), begin, end, address(b), step, columns, address(words),
+    of_32(codes_q8_0, one_scale, SCALES_FIRST, 128, 34, begin, end, address(b), step, columns, address(words),
           address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q2_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    plain(unpack_q2_k, MINIMUM, 128, 136, 84, 256, np.float32(1), begin, end, address(b), step, columns, address(words),
-          address(scales), rows, blocks, address(out), kind)  # fmt: skip
+    of_256(unpack_q2_k, True, 84, np.float32(1), begin, end, address(b), step, columns, address(words),
+           address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def iq2_xxs(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    plain(unpack_iq2_xxs, FOLDED, 128, 136, 66, 256, np.float32(0.125), begin, end, address(b), step, columns,
-          address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip
+    of_256(unpack_iq2_xxs, False, 66, np.float32(0.125), begin, end, address(b), step, columns, address(words),
+           address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def iq3_xxs(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    plain(unpack_iq3_xxs, FOLDED, 128, 136, 98, 256, np.float32(0.25), begin, end, address(b), step, columns,
-          address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip
+    of_256(unpack_iq3_xxs, False, 98, np.float32(0.25), begin, end, address(b), step, columns, address(words),
+           address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)

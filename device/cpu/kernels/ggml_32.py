@@ -1,36 +1,31 @@
-"""Blocks of 32 values of sixteen rows, unpacked: 16 words of codes a block, each a pair of int16, row beside row.
+"""Blocks of 32 values of sixteen rows: eight words of unsigned bytes, word c holding elements 4 c ... 4 c + 3.
 
-The words of a block, c = 0 ... 3 one after the other: elements (4c, 4c + 2), (4c + 1, 4c + 3), and the same 16 further
-on. `unpack_*(b, step, blocks, words, scales)` takes the address of the first row's first block, the bytes between rows,
-and writes 16 words and one scale (two, with a minimum) of every block.
+`codes_*(at, step)` takes the address of the first row's block and the bytes between rows, and returns the words, row
+beside row; `scales_*` the rows' d, and m or zeros. A signed code has an offset, which the product takes off.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..compiling import device
-from .memory import put
+from .lanes import zeros
 from .words import (
     ahead,
     float16_of_rows,
     four_rows,
-    high_bytes,
     high_float16,
-    less,
-    low_bytes,
+    inlined,
     low_float16,
     transposed,
     unsigned_right,
-    word_everywhere,
     words_of_rows,
 )  # fmt: skip
 
-PAIRS = 16
-_LOW = np.int32(0x000F000F)
+_NIBBLES, _TOP = np.int32(0x0F0F0F0F), np.int32(0x10101010)
+_SIGNS = np.int32(-0x7F7F7F80)  # 0x80808080
 
 
-@device
+@inlined
 def sixteen_rows(at, step):
     """The four words at `at` of sixteen rows."""
     return transposed(
@@ -39,119 +34,77 @@ def sixteen_rows(at, step):
     )  # fmt: skip
 
 
-@device
+@inlined
 def fetch(at, step, size):
     """Ask for the part of the next sixteen rows that is as large as a block of these."""
     for line in range(0, 16 * size, 64):
         ahead(at + 16 * step + line)
 
 
-@device
-def _nibbles(x, offset, words, at):
-    """The codes of one word of bytes, less `offset`: two pairs of the first 16 values, two of the last."""
-    put(less(x & _LOW, offset), words, at)
-    put(less(unsigned_right(x, 8) & _LOW, offset), words, at + 16)
-    put(less(unsigned_right(x, 4) & _LOW, offset), words, at + 32)
-    put(less(unsigned_right(x, 12) & _LOW, offset), words, at + 48)
-
-
-@device
-def _five(x, high, c, offset, words, at):
-    """As `_nibbles`, with the fifth bits: bit j of `high` is element j's."""
-    first, last = unsigned_right(high, 4 * c), unsigned_right(high, 16 + 4 * c)
-    one = ((first << 4) & np.int32(0x10)) | ((first << 18) & np.int32(0x100000))
-    two = ((first << 3) & np.int32(0x10)) | ((first << 17) & np.int32(0x100000))
-    three = ((last << 4) & np.int32(0x10)) | ((last << 18) & np.int32(0x100000))
-    four = ((last << 3) & np.int32(0x10)) | ((last << 17) & np.int32(0x100000))
-    put(less((x & _LOW) | one, offset), words, at)
-    put(less((unsigned_right(x, 8) & _LOW) | two, offset), words, at + 16)
-    put(less((unsigned_right(x, 4) & _LOW) | three, offset), words, at + 32)
-    put(less((unsigned_right(x, 12) & _LOW) | four, offset), words, at + 48)
-
-
-@device
-def _four_bit(at, step, offset, words, to):
+@inlined
+def _nibbles(at, step):
     a, b, c, d = sixteen_rows(at, step)
-    _nibbles(a, offset, words, to)
-    _nibbles(b, offset, words, to + 64)
-    _nibbles(c, offset, words, to + 128)
-    _nibbles(d, offset, words, to + 192)
+    return (
+        a & _NIBBLES, b & _NIBBLES, c & _NIBBLES, d & _NIBBLES, unsigned_right(a, 4) & _NIBBLES,
+        unsigned_right(b, 4) & _NIBBLES, unsigned_right(c, 4) & _NIBBLES, unsigned_right(d, 4) & _NIBBLES,
+    )  # fmt: skip
 
 
-@device
-def _five_bit(at, high_at, step, offset, words, to):
-    a, b, c, d = sixteen_rows(at, step)
+@inlined
+def _top(high, c):
+    """Bit 4 of four bytes: bits 4 c ... 4 c + 3 of `high`."""
+    four = unsigned_right(high, 4 * c) & np.int32(15)
+    return ((four << 4) | (four << 11) | (four << 18) | (four << 25)) & _TOP
+
+
+@inlined
+def _five_bits(at, high_at, step):
+    a, b, c, d, e, f, g, h = _nibbles(at, step)
     high = words_of_rows(high_at, step)
-    _five(a, high, 0, offset, words, to)
-    _five(b, high, 1, offset, words, to + 64)
-    _five(c, high, 2, offset, words, to + 128)
-    _five(d, high, 3, offset, words, to + 192)
+    return (
+        a | _top(high, 0), b | _top(high, 1), c | _top(high, 2), d | _top(high, 3), e | _top(high, 4),
+        f | _top(high, 5), g | _top(high, 6), h | _top(high, 7),
+    )  # fmt: skip
 
 
-@device
-def unpack_q4_0(b, step, blocks, words, scales):
-    """d at 0, nibbles at 2."""
-    offset = word_everywhere(0x00080008)
-    for i in range(blocks):
-        at = b + 18 * i
-        fetch(b + 18 * 16 * i, step, 18)
-        put(float16_of_rows(at, step), scales, 32 * i)
-        _four_bit(at + 2, step, offset, words, 256 * i)
+@inlined
+def one_scale(at, step):
+    return float16_of_rows(at, step), zeros()
 
 
-@device
-def unpack_q4_1(b, step, blocks, words, scales):
+@inlined
+def two_scales(at, step):
+    both = words_of_rows(at, step)
+    return low_float16(both), high_float16(both)
+
+
+@inlined
+def codes_q4_0(at, step):
+    """d at 0, nibbles at 2; offset 8."""
+    return _nibbles(at + 2, step)
+
+
+@inlined
+def codes_q4_1(at, step):
     """d at 0, m at 2, nibbles at 4."""
-    offset = word_everywhere(0)
-    for i in range(blocks):
-        at = b + 20 * i
-        fetch(b + 20 * 16 * i, step, 20)
-        both = words_of_rows(at, step)
-        put(low_float16(both), scales, 32 * i)
-        put(high_float16(both), scales, 32 * i + 16)
-        _four_bit(at + 4, step, offset, words, 256 * i)
+    return _nibbles(at + 4, step)
 
 
-@device
-def unpack_q5_0(b, step, blocks, words, scales):
-    """d at 0, fifth bits at 2, nibbles at 6."""
-    offset = word_everywhere(0x00100010)
-    for i in range(blocks):
-        at = b + 22 * i
-        fetch(b + 22 * 16 * i, step, 22)
-        put(float16_of_rows(at, step), scales, 32 * i)
-        _five_bit(at + 6, at + 2, step, offset, words, 256 * i)
+@inlined
+def codes_q5_0(at, step):
+    """d at 0, fifth bits at 2, nibbles at 6; offset 16."""
+    return _five_bits(at + 6, at + 2, step)
 
 
-@device
-def unpack_q5_1(b, step, blocks, words, scales):
+@inlined
+def codes_q5_1(at, step):
     """d at 0, m at 2, fifth bits at 4, nibbles at 8."""
-    offset = word_everywhere(0)
-    for i in range(blocks):
-        at = b + 24 * i
-        fetch(b + 24 * 16 * i, step, 24)
-        both = words_of_rows(at, step)
-        put(low_float16(both), scales, 32 * i)
-        put(high_float16(both), scales, 32 * i + 16)
-        _five_bit(at + 8, at + 4, step, offset, words, 256 * i)
+    return _five_bits(at + 8, at + 4, step)
 
 
-@device
-def _signed(x, words, at):
-    put(low_bytes(x), words, at)
-    put(high_bytes(x), words, at + 16)
-
-
-@device
-def unpack_q8_0(b, step, blocks, words, scales):
-    """d at 0, codes at 2."""
-    for i in range(blocks):
-        at = b + 34 * i
-        fetch(b + 34 * 16 * i, step, 34)
-        put(float16_of_rows(at, step), scales, 32 * i)
-        for half in range(2):
-            a, b_, c, d = sixteen_rows(at + 2 + 16 * half, step)
-            _signed(a, words, 256 * i + 32 * half)
-            _signed(b_, words, 256 * i + 32 * half + 64)
-            _signed(c, words, 256 * i + 32 * half + 128)
-            _signed(d, words, 256 * i + 32 * half + 192)
+@inlined
+def codes_q8_0(at, step):
+    """d at 0, codes at 2; offset 128."""
+    a, b, c, d = sixteen_rows(at + 2, step)
+    e, f, g, h = sixteen_rows(at + 18, step)
+    return a ^ _SIGNS, b ^ _SIGNS, c ^ _SIGNS, d ^ _SIGNS, e ^ _SIGNS, f ^ _SIGNS, g ^ _SIGNS, h ^ _SIGNS

@@ -1,8 +1,8 @@
 """Rows of activations as codes of eight bits: blocks of bytes, or the words that products of blocks read.
 
-The words of a row of Q8_0 or Q8_1: 16 a block, as `ggml_32` orders them. Of Q8_K: 128 a block, word 8 g + l holding
-elements 16 g + l and 16 g + l + 8, then 8 with the sums of each 16 codes. Beside them stand two float32 a block: d, and
-Q8_1's sum.
+The words of a row of Q8_0 or Q8_1: its codes, eight words of four bytes a block. Of Q8_K: 128 a block, word 8 g + l
+holding elements 16 g + l and 16 g + l + 8 as int16, then 8 with the sums of each 16 codes. Beside them stand two 32-bit
+numbers a block: d, and Q8_1's sum as a float32, or Q8_0's sum of codes as an integer.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import numpy as np
 
 from ..compiling import device, kernel
 from .lanes import absolute, lane, spread, where
-from .memory import FLOAT16, address, load, put, set_at, store, through
+from .memory import FLOAT16, address, load, set_at, store, through
 from .words import (
     as_float,
     as_word,
     largest,
     paired_16,
-    paired_32,
     put_bytes,
     put_eight,
     summed,
@@ -75,11 +74,14 @@ def words_32(begin, end, a, stride, kind, blocks, words, scales, with_sum):
         for i in range(blocks):
             at = row * blocks + i
             d, x, y = _codes_32(a, row * stride + 32 * i, kind)
-            put(paired_32(x, y), address(words), 16 * at)
+            put_bytes(x, address(words), 32 * at)
+            put_bytes(y, address(words), 32 * at + 16)
             set_at(_half(d), address(scales), 2 * at)
+            total = lane(summed(x + y), 0)
             if with_sum:
-                total = d * np.float32(lane(summed(x + y), 0))
-                set_at(_half(total), address(scales), 2 * at + 1)
+                set_at(_half(d * np.float32(total)), address(scales), 2 * at + 1)
+            else:
+                set_at(total, address(scales), 2 * at + 1)
 
 
 @kernel("iiaiiiai")

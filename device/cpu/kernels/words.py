@@ -7,7 +7,7 @@ they are reached: products of pairs take one instruction with AVX-512 VNNI, two 
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
@@ -18,6 +18,11 @@ from .memory import Address, from_float16
 HALVES = ir.VectorType(I16, 2 * LANES)
 WORDS = ir.VectorType(I32, LANES)
 _BYTES = ir.VectorType(I8, 4 * LANES)
+
+
+def inlined(function):
+    """Decorator of a function that stands in its callers' own code: vectors that it returns stay in registers."""
+    return njit(nogil=True, error_model="numpy", forceinline=True)(function)
 
 
 def _mask(places):
@@ -219,17 +224,69 @@ def _pairs(builder, x, y):
     return (low + (x >> 16) * (y >> 16)).value
 
 
+def _added_pairs(builder, total, x, y):
+    """total + x0 y0 + x1 y1 of the halves of each word. LLVM brings older types of the intrinsic up to date."""
+    if _has_vnni():
+        name = "llvm.x86.avx512.vpdpwssd.512"
+        return builder.call(_external(builder, name, WORDS, WORDS, WORDS, WORDS), [total, x, y])
+    return builder.add(total, _pairs(builder, x, y))
+
+
+def _added_fours(builder, total, x, y):
+    """total + x0 y0 + ... + x3 y3 of the bytes of each word, x unsigned, y signed."""
+    if _has_vnni():
+        name = "llvm.x86.avx512.vpdpbusd.512"
+        return builder.call(_external(builder, name, WORDS, WORDS, WORDS, WORDS), [total, x, y])
+    one, two = V(builder, x), V(builder, y)
+    even, odd = one & 0x00FF00FF, one.shifted_down(8) & 0x00FF00FF
+    signed = _halves(two)
+    shift = _half_constant(builder, 8)
+    low = builder.bitcast(builder.ashr(builder.shl(signed.value, shift), shift), WORDS)
+    high = builder.bitcast(builder.ashr(signed.value, shift), WORDS)
+    total = builder.add(total, _pairs(builder, even.value, low))
+    return builder.add(total, _pairs(builder, odd.value, high))
+
+
+def _dots(name: str, rows: int, count: int, stride: int, add):
+    """Sums over `count` words of products of sixteen rows of weights and `rows` rows of a, every `stride`-th word.
+
+    Written out whole, each sum in two halves, so that none waits for the one before it.
+    """
+
+    def typed(typing, words, at, step):
+        def generate(context, builder, sig, args):
+            words, at, step = args
+            sums = [[ir.Constant(WORDS, [I32(0)] * LANES)] * 2 for _ in range(rows)]
+            starts = [builder.add(at, builder.mul(step, I64(row))) for row in range(rows)]
+            for k in range(count):
+                w = builder.load(_at(builder, words, I64(64 * stride * k), WORDS), align=64)
+                for row in range(rows):
+                    word = builder.load(_at(builder, starts[row], I64(4 * stride * k), I32), align=4)
+                    sums[row][k % 2] = add(builder, sums[row][k % 2], w, splat(builder, word).value)
+            totals = [builder.add(*halves) for halves in sums]
+            return context.make_tuple(builder, sig.return_type, totals)
+
+        return signature(types.UniTuple(int32x16, rows), Address, Address, types.int64), generate
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+four_rows_of_bytes = _dots("four_rows_of_bytes", 4, 8, 1, _added_fours)
+four_rows_of_halves = _dots("four_rows_of_halves", 4, 16, 1, _added_pairs)
+one_row_of_halves = _dots("one_row_of_halves", 1, 16, 1, _added_pairs)
+four_rows_of_minimums = _dots("four_rows_of_minimums", 4, 8, 1, _added_pairs)
+one_row_of_minimums = _dots("one_row_of_minimums", 1, 8, 1, _added_pairs)
+four_rows_of_a_lane = _dots("four_rows_of_a_lane", 4, 16, 8, _added_pairs)
+one_row_of_a_lane = _dots("one_row_of_a_lane", 1, 16, 8, _added_pairs)
+
+
 @intrinsic
-def add_pairs(typing, total, x, pair):
-    """total + x0 p0 + x1 p1: halves of each word of x by the halves of one word, `pair`."""
+def add_fours(typing, total, x, word):
+    """total + x0 w0 + ... + x3 w3: unsigned bytes of each word of x by the signed bytes of one word."""
 
     def generate(context, builder, sig, args):
-        total, x, pair = args
-        y = splat(builder, pair).value
-        if _has_vnni():
-            name = "llvm.x86.avx512.vpdpwssd.512"
-            return builder.call(_external(builder, name, WORDS, WORDS, WORDS, WORDS), [total, x, y])
-        return builder.add(total, _pairs(builder, x, y))
+        return _added_fours(builder, args[0], args[1], splat(builder, args[2]).value)
 
     return signature(int32x16, int32x16, int32x16, types.int32), generate
 
@@ -283,14 +340,6 @@ def whole(x):
 def as_word(mask):
     """1 where a mask holds, else 0."""
     return mask.to(I32)
-
-
-@function
-def paired_32(a, b):
-    """Codes of a block of 32, elements 0 ... 15 and 16 ... 31, as sixteen words in the order of ggml_32."""
-    first = [base + 4 * c + odd for c in range(4) for base in (0, 16) for odd in (0, 1)]
-    low, high = a.shuffled(b, first), a.shuffled(b, [place + 2 for place in first])
-    return (low & 0xFFFF) | (high << 16)
 
 
 @function
