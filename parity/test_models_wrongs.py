@@ -43,7 +43,7 @@ WRONGS = {
     "every third layer full": ("gemma2", "gemma2", "period: ClassVar[int] = 2", "period: ClassVar[int] = 3"),
     "no caps": ("gemma2", "gemma2", ', **self._caps(given)}', "}"),
     "scores scaled by the heads' width, too": ("gemma2", "gemma2", '{"softmax_scale": scale, **', "{**"),
-    "embeddings not scaled": ("gemma", "gemma", 'given.integer("hidden_size") ** 0.5', "1.0"),
+    "embeddings not scaled": ("gemma", "gemma", 'at_least_one(given, "hidden_size") ** 0.5', "1.0"),
     "no window": ("mistral", "mistral", 'FULL if given.is_null("sliding_window") else SLIDING', "FULL"),
     "pairs of lanes i and half + i": ("glm4", "glm4", '{"rope_is_neox": False}', "{}"),
     "blocks not scaled": ("granite", "granite", '"residual_scale": positive(given, "residual_multiplier", 1.0),', ""),
