@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -203,9 +204,14 @@ def test_gemma4_needs_its_sharing_and_scalars():
 def test_the_text_part_of_a_multimodal_gemma4(tmp_path):
     text = tiny.CHECKPOINTS["gemma4"]
     whole = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": text,
-             "vision_config": {}, "dtype": "bfloat16"}  # fmt: skip
+             "vision_config": {}, "dtype": "bfloat16", "eos_token_id": [1, 106]}  # fmt: skip
     config = read(whole, "whole")
-    assert (config.layers, config.dtype) == (decoder("gemma4").config.layers, "bfloat16")
+    want = decoder("gemma4").config
+    assert (config.layers, config.dtype, config.stop_ids) == (want.layers, "bfloat16", {1, 106})
+    text = {**text, "use_bidirectional_attention": "vision"}
+    assert read({**whole, "text_config": text}, "vision") == replace(config, file="vision")
+    with pytest.raises(FormatError, match=r"text_config\.use_bidirectional_attention"):
+        read({**whole, "text_config": {**text, "use_bidirectional_attention": "all"}}, "all")
     tensors = {key.replace("model.", "model.language_model.", 1): data for key, data in tiny.tensors("gemma4").items()}
     tensors["model.vision_tower.patch.weight"] = np.zeros((2, 2), np.float32)
     got, want = flat(Weights.from_tensors(config, tensors)), flat(decoder("gemma4").weights)

@@ -136,7 +136,7 @@ def test_every_family_that_llama_cpp_has_is_written():
     assert {ARCHITECTURES[config["architectures"][0]].name for config in tiny.CHECKPOINTS.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", WRITABLE)
+@pytest.mark.parametrize("name", ["llama", "gemma4", "phi3", "olmo3"])
 @pytest.mark.parametrize("fault", ["missing", "extra", "shape"])
 def test_a_broken_gguf_is_refused_by_the_name_of_the_tensor(name, fault, tmp_path):
     write_tiny_gguf(name, tmp_path / "tiny.gguf")

@@ -1,4 +1,7 @@
-"""Gemma 1: embeddings times sqrt(hidden_size), norms that multiply with 1 + w, a GELU MLP, heads of any width."""
+"""Gemma 1: embeddings times sqrt(hidden_size), norms that multiply with 1 + w, a GELU MLP, heads of any width.
+
+Source: vllm/model_executor/models/gemma.py; llama.cpp src/models/gemma.cpp.
+"""
 
 from __future__ import annotations
 

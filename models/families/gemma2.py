@@ -1,4 +1,7 @@
-"""Gemma 2: norms after attention and MLP too, sliding and full layers in turn, capped scores and logits."""
+"""Gemma 2: norms after attention and MLP too, sliding and full layers in turn, capped scores and logits.
+
+Source: vllm/model_executor/models/gemma2.py; llama.cpp src/models/gemma2.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Gemma 3 (text): Gemma 2 without caps, with norms of q and k, five sliding layers to a full one, a rope for each."""
+"""Gemma 3 (text): Gemma 2 without caps, with norms of q and k, five sliding layers to a full one, a rope for each.
+
+Source: vllm/model_executor/models/gemma3.py; llama.cpp src/models/gemma3.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Gemma 4, dense: heads of two widths, keys and values that layers share, embeddings that each layer has of its own.
 
 Its configuration is in gemma4_config.py.
+Source: vllm/model_executor/models/gemma4.py; llama.cpp src/models/gemma4.cpp.
 """
 
 from __future__ import annotations

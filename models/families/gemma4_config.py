@@ -29,18 +29,25 @@ DEFAULTS = {
 
 
 def text_part(given: Fields) -> Fields:
-    """The text model's fields of a multimodal configuration; a text model's own as they are."""
-    if not given.given("text_config"):
-        return given
-    text = given.within("text_config")
-    outer = {text.prefix + name: given.get(name) for name in ("dtype", "torch_dtype", "eos_token_id")}
-    return Fields({**outer, **text.data}, given.file, text.prefix, given.defaults)
+    """The text model's fields of a multimodal configuration, whose outer ones say what ends a generation; a text
+    model's own as they are. Attention to both sides that is for "vision" is for images alone.
+    """
+    text, data = given, dict(given.data)
+    if given.given("text_config"):
+        text = given.within("text_config")
+        outer = {name: given.get(name) for name in ("dtype", "torch_dtype", "eos_token_id") if given.given(name)}
+        stops = {text.prefix + name: value for name, value in outer.items() if name == "eos_token_id"}
+        data = {text.prefix + name: value for name, value in outer.items()} | dict(text.data) | stops
+    if text.get("use_bidirectional_attention") == "vision":
+        del data[text.prefix + "use_bidirectional_attention"]
+    return Fields(data, given.file, text.prefix, given.defaults)
 
 
 def hf(given: Fields) -> dict:
     """What of config.json Gemma 4 has beyond the others; experts are refused."""
     for name in ("enable_moe_block", "use_second_mlp_block"):
         given.only(name, (False,), False)
+    given.only("per_layer_config", (None,))
     kinds, vocab = _kinds(given), at_least_one(given, "vocab_size")
     own = 0 if given.is_null("hidden_size_per_layer_input") else given.integer("hidden_size_per_layer_input")
     own_vocab = given.integer("vocab_size_per_layer_input")

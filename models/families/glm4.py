@@ -1,4 +1,7 @@
-"""GLM-4 (0414): Gemma 2's four norms, lanes turned in adjacent pairs and half of them not, gate and up in one."""
+"""GLM-4 (0414): Gemma 2's four norms, lanes turned in adjacent pairs and half of them not, gate and up in one.
+
+Source: vllm/model_executor/models/glm4.py; llama.cpp src/models/glm4.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Granite 3, dense: Llama with multipliers of embeddings, attention scores, each block's output and logits."""
+"""Granite 3, dense: Llama with multipliers of embeddings, attention scores, each block's output and logits.
+
+Source: vllm/model_executor/models/granite.py; llama.cpp src/models/granite.cpp.
+"""
 
 from __future__ import annotations
 

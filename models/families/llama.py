@@ -1,4 +1,7 @@
-"""Llama 2 and 3: the shape that `Family` has, llama3 rope scaling, optional biases."""
+"""Llama 2 and 3: the shape that `Family` has, llama3 rope scaling, optional biases.
+
+Source: vllm/model_executor/models/llama.py; llama.cpp src/models/llama.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Mistral: Llama with a sliding window over all layers, queries scaled with their position, a spelling of its own."""
+"""Mistral: Llama with a sliding window over all layers, queries scaled with their position, a spelling of its own.
+
+Source: vllm/model_executor/models/mistral.py; llama.cpp src/models/mistral3.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""OLMo-2 and OLMo-3: norms behind attention and MLP and not before them, norms of q and k over all heads."""
+"""OLMo-2 and OLMo-3: norms behind attention and MLP and not before them, norms of q and k over all heads.
+
+Source: vllm/model_executor/models/olmo3.py, transformers models/olmo2; llama.cpp src/models/olmo2.cpp.
+"""
 
 from __future__ import annotations
 

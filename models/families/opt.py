@@ -1,4 +1,7 @@
-"""OPT: LayerNorm, learned positions, biases everywhere, a ReLU MLP; in 350m the norms come after the joins."""
+"""OPT: LayerNorm, learned positions, biases everywhere, a ReLU MLP; in 350m the norms come after the joins.
+
+Source: vllm/model_executor/models/opt.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Phi-3 and Phi-4-mini: LongRoPE over a part of each head, q, k and v in one matrix, gate and up in another."""
+"""Phi-3 and Phi-4-mini: LongRoPE over a part of each head, q, k and v in one matrix, gate and up in another.
+
+Source: vllm/model_executor/models/phi3.py; llama.cpp src/models/phi3.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Qwen2 and 2.5: biases on q, k and v and on nothing else."""
+"""Qwen2 and 2.5: biases on q, k and v and on nothing else.
+
+Source: vllm/model_executor/models/qwen2.py; llama.cpp src/models/qwen2.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Qwen3: norms of each head of q and k before they are rotated, a head_dim of its own."""
+"""Qwen3: norms of each head of q and k before they are rotated, a head_dim of its own.
+
+Source: vllm/model_executor/models/qwen3.py; llama.cpp src/models/qwen3.cpp.
+"""
 
 from __future__ import annotations
 
