@@ -51,3 +51,38 @@ def test_dequantise(benchmark, side, T):
         return oracle.dequantize_nvfp4(*arrays, is_sf_swizzled_layout=False)
 
     compare(benchmark, side, f"dequantize_nvfp4 {T}x5120", ours, values, packed, scale, 1 / GLOBAL)
+
+
+@pytest.mark.parametrize("T", TOKENS)
+@pytest.mark.parametrize("side", SIDES)
+def test_silu_and_quantise(benchmark, side, T):
+    def peer(x, scale_of_all):
+        import torch
+
+        gate, up = x.double().chunk(2, dim=-1)
+        return quantised((torch.nn.functional.silu(gate) * up).bfloat16(), scale_of_all)
+
+    compare(benchmark, side, f"silu_and_mul_fp4_quant {T}x5120", oracle.silu_and_mul_fp4_quant, peer,
+            normal(T, 10240), GLOBAL)  # fmt: skip
+
+
+@pytest.mark.parametrize("M", [1, 16])
+@pytest.mark.parametrize("side", SIDES)
+def test_product(benchmark, side, M):
+    """Both operands in NVFP4, of a 5120 x 5120 weight."""
+    (a, sa), (b, sb) = (
+        oracle.scaled_fp4_quant(normal(rows, 5120, seed=rows), GLOBAL, is_sf_swizzled_layout=False)
+        for rows in (M, 5120)
+    )
+
+    def ours(*arrays):
+        return oracle.cutlass_scaled_fp4_mm(*arrays, is_sf_swizzled_layout=False)
+
+    def peer(a, b, scale_a, scale_b, alpha):
+        import torch
+
+        one = torch.ones(1)
+        left, right = (values(codes, scale, one) for codes, scale in ((a, scale_a), (b, scale_b)))
+        return (left.double() @ right.double().T * alpha).bfloat16()
+
+    compare(benchmark, side, f"cutlass_scaled_fp4_mm {M}x5120x5120", ours, peer, a, b, sa, sb, GLOBAL**-2)
