@@ -34,8 +34,7 @@ def scaled_fp4_quant(x, input_global_scale, *, is_sf_swizzled_layout=True, round
     x, rows, stride = as_rows(op, "x", x)
     if not rows or not width:
         return target, scales
-    if rows * blocks >= 2**31:
-        raise ContractError(op, "x", f"{rows * blocks} blocks of {BLOCK}", "under 2**31")
+    _count(op, "x", rows * blocks, math.prod(shape))
     words = _at_words(target)
     if tiled and not _at_words(scales):
         raise ContractError(op, "out", "tiles at an odd address", "an address that is a multiple of 4")
@@ -61,8 +60,7 @@ def dequantize_nvfp4(packed, scale, global_scale, *, out_dtype=BFLOAT16, is_sf_s
     if not rows or not width:
         return target
     blocks = width // BLOCK
-    if rows * blocks >= 2**31:
-        raise ContractError(op, "packed", f"{rows * blocks} blocks of {BLOCK}", "under 2**31")
+    _count(op, "packed", rows * blocks, scale.size)
     args = [rows, width, packed, scale, global_scale, target, kind(target), int(is_sf_swizzled_layout)]
     args += [*divider(blocks), int(vectors(width, (target, width))), int(_at_words(packed))]
     count = rows * width // VECTOR
@@ -82,6 +80,12 @@ def swizzle_blockscale(scale, *, out=None):
     if count := target.size // 4:
         start(op, "fp4", "fp4_tiles", -(-count // TEAM), (TEAM, 1), [count, rows, columns, scale, target])
     return target
+
+
+def _count(op: str, argument: str, blocks: int, scales: int) -> None:
+    """Refuse more blocks, or scales with what fills tiles up, than the kernels count in 32 bits."""
+    if blocks >= 2**31 or scales >= 2**32:
+        raise ContractError(op, argument, f"{blocks} blocks of {BLOCK}", "under 2**31, and 2**32 bytes of scales")
 
 
 def _at_words(array) -> bool:
