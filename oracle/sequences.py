@@ -25,6 +25,16 @@ def _draw_slots(rng, axes):
     return slots
 
 
+def distinct(rows: str):
+    """Example values: a slot of its own for each of `rows`."""
+    return lambda rng, axes: rng.permutation(axes["slots"])[: axes[rows]]
+
+
+def flags(rows: str):
+    """Example values: 0 or 1 for each of `rows`."""
+    return lambda rng, axes: rng.integers(0, 2, axes[rows])
+
+
 STARTS = Tensor("N+1", ("int32",), values=_draw_starts)
 STARTS_ALONE = Tensor("S", ("int32",), values=_draw_starts)  # where no state says how many sequences there are
 SLOTS = Tensor("B", ("int32",), optional=True, values=_draw_slots)

@@ -165,7 +165,8 @@ def linear_attention(record: Record, device: str, kinds: tuple) -> None:
                     *(t.transpose(0, 1)[None].to(device) for t in (q, k, v)), slope.to(device),
                     kv_history=state.to(device),
                 )  # fmt: skip
-                record.case("linear_attention_prefill", name, "vllm…lightning_attn.lightning_attention", {},
+                record.case("linear_attention_prefill", name, "vllm…lightning_attn.lightning_attention",
+                            {"rounding": "vllm"},
                             {"q": q, "k": k, "v": v, "kv_state": state, "slope": slope,
                              "query_start_loc": starts([tokens])},
                             {"out": out[0].transpose(0, 1).reshape(tokens, -1),
