@@ -40,6 +40,12 @@ def configure() -> None:
     chosen = tier()
     if chosen != _best() and chosen in _FORCED:
         config.CPU_NAME, config.CPU_FEATURES = _FORCED[chosen]
+    elif chosen == "avx512":
+        from llvmlite import binding
+
+        # LLVM would take vpdpwssd apart, for processors on which its latency counts more than its throughput
+        config.CPU_NAME = binding.get_host_cpu_name()
+        config.CPU_FEATURES = binding.get_host_cpu_features().flatten() + ",+fast-dpwssd"
 
 
 @cache

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..compiling import device
 from .ggml_32 import fetch, sixteen_rows
 from .memory import put
 from .words import (
@@ -17,6 +16,7 @@ from .words import (
     four_rows,
     high_bytes,
     high_float16,
+    inlined,
     less,
     low_bytes,
     low_float16,
@@ -33,7 +33,7 @@ BLOCK = 136 * 16
 _NIBBLE, _TWO, _ONE = np.int32(0x000F000F), np.int32(0x00030003), np.int32(0x00010001)
 
 
-@device
+@inlined
 def eight(at, step):
     """32 bytes at `at` of sixteen rows: word l has bytes l, l + 16, l + 8 and l + 24."""
     a0, a1 = spread_bytes(four_rows(at, 4 * step), four_rows(at + 16, 4 * step))
@@ -46,13 +46,13 @@ def eight(at, step):
     return transposed(a0, b0, c0, d0), transposed(a1, b1, c1, d1)
 
 
-@device
+@inlined
 def scale_byte(four, j):
     """Byte j % 4 of each word, unsigned, in both halves."""
     return twice(unsigned_right(four, 8 * (j % 4)) & np.int32(0xFF))
 
 
-@device
+@inlined
 def _six_bits(at, step, words):
     """Scales of sub-blocks 0 ... 3 and 4 ... 7 of Q4_K and Q5_K as bytes, d and dmin; the minimums go to `words`."""
     both, first, second, third = sixteen_rows(at, step)
@@ -66,7 +66,7 @@ def _six_bits(at, step, words):
     return s[0], s[1], both
 
 
-@device
+@inlined
 def _put_nibbles(x, s_low, s_high, words, at):
     """Four words of 64 values' lane from one word of bytes."""
     put(scaled(x & _NIBBLE, s_low), words, at)
@@ -75,7 +75,7 @@ def _put_nibbles(x, s_low, s_high, words, at):
     put(scaled(unsigned_right(x, 12) & _NIBBLE, s_high), words, at + 384)
 
 
-@device
+@inlined
 def unpack_q4_k(b, step, blocks, words, scales):
     """d, dmin and scales at 0, nibbles at 16."""
     for i in range(blocks):
@@ -99,7 +99,7 @@ def unpack_q4_k(b, step, blocks, words, scales):
             _put_nibbles(x7, s_low, s_high, to, lane + 112)
 
 
-@device
+@inlined
 def _put_fives(x, h, p, s_low, s_high, words, at):
     """As `_put_nibbles`, with bits 2 p and 2 p + 1 of h on top."""
     one, two = (unsigned_right(h, 2 * p) & _ONE) << 4, (unsigned_right(h, 8 + 2 * p) & _ONE) << 4
@@ -110,7 +110,7 @@ def _put_fives(x, h, p, s_low, s_high, words, at):
     put(scaled((unsigned_right(x, 12) & _NIBBLE) | four, s_high), words, at + 384)
 
 
-@device
+@inlined
 def unpack_q5_k(b, step, blocks, words, scales):
     """d, dmin and scales at 0, fifth bits at 16, nibbles at 48."""
     for i in range(blocks):
@@ -135,13 +135,13 @@ def unpack_q5_k(b, step, blocks, words, scales):
             _put_fives(x7, h7, p, s_low, s_high, to, lane + 112)
 
 
-@device
+@inlined
 def signed_byte(four, j):
     """Byte j % 4 of each word, signed, in both halves."""
     return twice(((four << (24 - 8 * (j % 4))) >> 24) & np.int32(0xFFFF))
 
 
-@device
+@inlined
 def _put_sixes(low, shift, h, t, offset, s_even, s_odd, words, at):
     """Two words: nibbles of `low` after `shift`, bits 2 t and 2 t + 1 of h on top, less 32."""
     even = (unsigned_right(low, shift) & _NIBBLE) | ((unsigned_right(h, 2 * t) & _TWO) << 4)
@@ -150,7 +150,7 @@ def _put_sixes(low, shift, h, t, offset, s_even, s_odd, words, at):
     put(scaled(less(odd, offset), s_odd), words, at + 128)
 
 
-@device
+@inlined
 def unpack_q6_k(b, step, blocks, words, scales):
     """Low nibbles at 0, upper two bits at 128, scales at 192, d at 208."""
     offset = word_everywhere(0x00200020)
@@ -178,7 +178,7 @@ def unpack_q6_k(b, step, blocks, words, scales):
                 _put_sixes(x7, shift, h7, t, offset, even, odd, to, lane + 112)
 
 
-@device
+@inlined
 def _put_threes(x, h, bit, t, offset, s_even, s_odd, words, at):
     """Two words: bits 2 t and 2 t + 1 of x, bit `bit` of h on top, less `offset`; without h in Q2_K."""
     even = (unsigned_right(x, 2 * t) & _TWO) | ((unsigned_right(h, bit) & _ONE) << 2)
@@ -187,7 +187,7 @@ def _put_threes(x, h, bit, t, offset, s_even, s_odd, words, at):
     put(scaled(less(odd, offset), s_odd), words, at + 128)
 
 
-@device
+@inlined
 def _put_all_threes(xs, hs, bit, t, offset, even, odd, words, lane):
     (x0, x1, x2, x3), (x4, x5, x6, x7) = xs
     (h0, h1, h2, h3), (h4, h5, h6, h7) = hs
@@ -201,7 +201,7 @@ def _put_all_threes(xs, hs, bit, t, offset, even, odd, words, lane):
     _put_threes(x7, h7, bit, t, offset, even, odd, words, lane + 112)
 
 
-@device
+@inlined
 def unpack_q3_k(b, step, blocks, words, scales):
     """Upper bits at 0, lower two at 32, scales at 96, d at 108."""
     offset, middle = word_everywhere(0x00040004), word_everywhere(0x00200020)
@@ -223,7 +223,7 @@ def unpack_q3_k(b, step, blocks, words, scales):
                 _put_all_threes(xs, hs, 4 * half + t, t, offset, even, odd, to, 128 * j)
 
 
-@device
+@inlined
 def unpack_q2_k(b, step, blocks, words, scales):
     """Scales and minimums at 0, codes at 16, d at 80, dmin at 82."""
     nothing = word_everywhere(0)
@@ -250,7 +250,7 @@ def unpack_q2_k(b, step, blocks, words, scales):
                 put(pair, to, 16 * (128 + j // 2))
 
 
-@device
+@inlined
 def put_signed(at, scale, words, lane):
     """32 signed bytes of each of sixteen rows that lie 32 bytes apart at `at`, times the rows' scale."""
     (x0, x1, x2, x3), (x4, x5, x6, x7) = eight(at, 32)
@@ -264,7 +264,7 @@ def put_signed(at, scale, words, lane):
     _put_bytes(x7, scale, words, lane + 112)
 
 
-@device
+@inlined
 def _put_bytes(x, scale, words, at):
     put(scaled(low_bytes(x), scale), words, at)
     put(scaled(high_bytes(x), scale), words, at + 128)

@@ -6,11 +6,10 @@ import numpy as np
 
 from vtlab.ops.block_grids import grid, signs
 
-from ..compiling import device
 from .ggml_32 import fetch
 from .ggml_256 import BLOCK, put_signed
 from .memory import get_i32, get_u8, put, scratch, set_at
-from .words import float16_of_rows, twice, unsigned_right, words_of_rows
+from .words import float16_of_rows, inlined, twice, unsigned_right, words_of_rows
 
 EIGHTS = grid("IQ2_XXS").view(np.uint64)[:, 0]
 FOURS = grid("IQ3_XXS").view(np.uint32)[:, 0]
@@ -18,14 +17,14 @@ NEGATIVE = (signs() >> 7).view(np.uint64)[:, 0]
 _ONES = np.uint64(0x0101010101010101)
 
 
-@device
+@inlined
 def _signed(magnitudes, index):
     """Eight bytes, those negative that the sign index says: -x = (x ^ 255) + 1, and no magnitude is 0."""
     mask = NEGATIVE[index & 127]
     return (magnitudes ^ mask) + (mask & _ONES)
 
 
-@device
+@inlined
 def unpack_iq2_xxs(b, step, blocks, words, scales):
     """d at 0; for each 32 values four grid numbers, then four sign numbers and a scale."""
     rows = scratch(128)
@@ -45,7 +44,7 @@ def unpack_iq2_xxs(b, step, blocks, words, scales):
             put_signed(rows, twice(odd), to, 256 * part)
 
 
-@device
+@inlined
 def unpack_iq3_xxs(b, step, blocks, words, scales):
     """d at 0, grid numbers at 2, sign numbers and scales at 66."""
     rows = scratch(128)
