@@ -19,7 +19,6 @@ from vtlab.ops.numerics import round_to
 from .attention import attention
 from .batch import Batch
 from .cache import KVCache
-from .chains import ADD_NORM, SANDWICH
 from .config import ModelConfig
 from .linear import Linear
 
@@ -110,7 +109,7 @@ class Step:
         """The norm of x + residual, and that sum; where there is no residual, the norm of x, and x."""
         if residual is None:
             return self.norm(name, x, weight), x
-        recipe = "fused_add_rms_norm_std" if weight.dtype == x.dtype else ADD_NORM
+        recipe = "fused_add_rms_norm_std" if weight.dtype == x.dtype else "fused_add_rms_norm_vllm"
         out = self._normed_and_residual(name, x.shape[1])
         return fused_chain(recipe, x=x, weight=weight, residual=residual, eps=self.config.norm_eps, out=out)
 
@@ -118,7 +117,7 @@ class Step:
         """r = norm(x) + residual: the norm of r, and r."""
         out, eps = self._normed_and_residual(name, x.shape[1]), self.config.norm_eps
         operands = {"x": x, "post_weight": post_weight, "residual": residual, "pre_weight": pre_weight}
-        return fused_chain(SANDWICH, **operands, eps=eps, out=out)
+        return fused_chain("sandwich_norm_vllm", **operands, eps=eps, out=out)
 
     def after_mlp(self, name: str, index: int, hidden, residual, pre_weight):
         """`sandwich` of the MLP's output in the layer before `index`; before the first layer, the norm alone."""

@@ -44,7 +44,7 @@ def tupled(results) -> tuple:
 
 def test_the_catalog_is_counted():
     """Row page: nine recipes."""
-    assert len(CATALOG) == 26
+    assert len(CATALOG) == 28
 
 
 @pytest.mark.parametrize("recipe", CATALOG, ids=str)
@@ -163,7 +163,31 @@ def sandwich_norm(x, post_weight, residual, pre_weight):
     return ops.rms_norm(residual, pre_weight, gemma=True), residual
 
 
-EXPLICIT |= {"rms_norm_quant_fp8": rms_norm_quant_fp8, "sandwich_norm": sandwich_norm}
+def sandwich_norm_vllm(x, post_weight, residual, pre_weight):
+    y = ops.rms_norm(x, post_weight, rounding="vllm")
+    return ops.rms_norm(y, pre_weight, residual=residual, rounding="vllm")
+
+
+EXPLICIT |= {
+    "rms_norm_quant_fp8": rms_norm_quant_fp8, "sandwich_norm": sandwich_norm, "sandwich_norm_vllm": sandwich_norm_vllm,
+    "fused_add_rms_norm_vllm": lambda x, weight, residual: ops.rms_norm(
+        x, weight, residual=residual, rounding="vllm"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, dtypes", [("fused_add_rms_norm_vllm", (BF16, F32, BF16)), ("sandwich_norm_vllm", (BF16, F32, BF16, F32))]
+)
+def test_chains_in_vllms_rounding_normalise_the_unrounded_sum_under_wide_weights(name, dtypes):
+    """Gemma in bfloat16, with float32(1 + w): neither vt's rounding nor that of weights as narrow as the rows."""
+    recipe = fusion.lookup(name)
+    operands = operands_of(recipe, dtypes, {"H": 256}, (40,))
+    got = call(recipe, operands, COMPOSITE, "oracle")
+    same(recipe, got, EXPLICIT[name](**operands), "in vLLM's rounding")
+    narrow = {key: value.astype(ml_dtypes.bfloat16) for key, value in operands.items()}
+    with pytest.raises(ParityError):
+        same(recipe, call(recipe, narrow, COMPOSITE, "oracle"), got, "with narrow weights")
 
 
 def check_sequence(recipe: Recipe, name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from vtlab import ops
 from vtlab.goldens import tiny
-from vtlab.models import attention, chains
+from vtlab.models import attention
 from vtlab.models.batch import Slice, build
 from vtlab.models.config_hf import read
 from vtlab.models.decoder import Decoder
@@ -20,7 +20,7 @@ from vtlab.ops import fusion
 
 from .chains_taken import Bypass, bypasses, recorded, spellings
 
-RECIPES = (*fusion.catalog(), chains.ADD_NORM, chains.SANDWICH)
+RECIPES = fusion.catalog()
 
 
 @lru_cache

@@ -137,6 +137,24 @@ catalogue(Recipe(  # Gemma 2 and 3: the norm after a block, the residual, the no
     "out residual", _EPS_VALUE, dtypes=(_b(4), _f(4)),
 ))  # fmt: skip
 
+# The same two where vLLM rounds, which shows where a weight has another dtype than the rows, as Gemma's float32(1 + w)
+# has in bfloat16. Models take these.
+_VLLM = {"eps": _EPS, "rounding": "vllm"}
+catalogue(Recipe(
+    "fused_add_rms_norm_vllm", _ADD_NORM,
+    (step("rms_norm", "out residual", x="x", weight="weight", residual="residual", **_VLLM),),
+    "out residual", _EPS_VALUE, dtypes=(_b(3), _f(3), "bfloat16 float32 bfloat16"),
+))  # fmt: skip
+
+catalogue(Recipe(
+    "sandwich_norm_vllm", {"x": _ROW, "post_weight": "H", "residual": _ROW, "pre_weight": "H"},
+    (
+        step("rms_norm", "y", x="x", weight="post_weight", **_VLLM),
+        step("rms_norm", "out residual", x="y", weight="pre_weight", residual="residual", **_VLLM),
+    ),
+    "out residual", _EPS_VALUE, dtypes=(_b(4), _f(4), "bfloat16 float32 bfloat16 float32"),
+))  # fmt: skip
+
 catalogue(Recipe(  # OPT's MLP after its first product
     "bias_relu", {"x": _ROW, "bias": "H"}, (step("add", "y", a="x", b="bias"), step("relu", "out", x="y")), "out",
     dtypes=(_b(2), _f(2)),
