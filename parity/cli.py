@@ -103,15 +103,33 @@ def build(
 
 @app.command()
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(help="Only benches whose family or name contains this.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only GPU benches whose family or name contains this; cpu: models beside llama.cpp."),
+    ] = None,
     keep: Annotated[Path | None, typer.Option(help="Merge the figures into this JSON file.")] = None,
     report: Annotated[
         Path | None, typer.Option(help="Measure nothing; write table and plots into this folder.")
     ] = None,
+    model: Annotated[list[Path] | None, typer.Option(help="cpu: a GGUF file; may be repeated. Default demo.")] = None,
+    threads: Annotated[int | None, typer.Option(help="cpu: how many; default the cores.")] = None,
+    peer: Annotated[str | None, typer.Option(help="cpu: a Python that has llama-cpp-python; default this one.")] = None,
+    turns: Annotated[int, typer.Option(help="cpu: how often each engine runs, in turns; the best counts.")] = 3,
 ) -> None:
-    """Time the kernels on this GPU beside their peers, or report the figures that are kept (--report docs)."""
+    """Time the kernels on this GPU beside their peers, or report the figures that are kept (--report docs).
+
+    `vtlab bench cpu` times whole models and their products on the CPU, beside llama.cpp where it is installed.
+    """
     from vtlab.device import DeviceError
 
+    if names == ["cpu"]:
+        from vtlab.benches.cpu.report import run as run_cpu
+
+        try:
+            run_cpu(list(model or ()), threads, peer, turns, keep=keep)
+        except (FileNotFoundError, ContractError) as error:
+            sys.exit(f"vtlab bench: {error}")
+        return
     if report is not None:
         from vtlab.benches.gpu.report import write
 
