@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
 
+from vtlab import ops
 from vtlab.goldens import tiny
 from vtlab.models.config import FULL, SLIDING, ModelConfig
 from vtlab.models.config_hf import read
@@ -120,6 +122,19 @@ def test_gguf_gemma3_has_what_llama_cpp_does_not_write_down():
     assert scaled.rope[FULL] == {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
     assert scaled.rope[SLIDING]["rope_type"] == "default"
     assert ModelConfig.from_gguf(gguf(block_count=62)).softmax_scale == 32**-0.5
+
+
+def test_gguf_yarn_takes_its_temperature_from_the_factor_or_a_ratio():
+    keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_attn_factor": 3.0}  # fmt: skip
+    plain, ratio = (ModelConfig.from_gguf(gguf("llama", **keys, **more)).rope[FULL]
+                    for more in ({}, {"rope.scaling.yarn_log_multiplier": 1.0}))  # fmt: skip
+    assert plain == {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "original_max_position_embeddings": 64,
+        "attn_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    }  # fmt: skip
+    caches = [ops.rope_build_cache(dict(one), head_size=64, max_position=4) for one in (plain, ratio)]
+    assert caches[0][0, 0] == pytest.approx(1 + 0.1 * math.log(8)) and caches[1][0, 0] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("field", "source"), [

@@ -16,6 +16,7 @@ from vtlab.models.config import FULL, SLIDING, ModelConfig
 from vtlab.models.config_hf import read
 from vtlab.models.decoder import Decoder
 from vtlab.models.linear import Linear
+from vtlab.models.loading import load_decoder
 from vtlab.models.weights import Weights
 from vtlab.ops.errors import FormatError
 from vtlab.ops.numerics import round_to
@@ -151,6 +152,23 @@ def test_mistrals_own_names_give_the_same_weights():
     del tensors["layers.1.attention.wq.weight"]
     with pytest.raises(FormatError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight"):
         Weights.from_tensors(config, tensors)
+
+
+def test_mistral3_files_scale_queries(tmp_path):
+    def more(writer):
+        writer.add_attn_temperature_scale(0.25)
+        writer.add_rope_scaling_orig_ctx_len(8)
+
+    write_tiny_gguf("mistral", tmp_path / "tiny.gguf", more, "mistral3")
+    got = load_decoder(tmp_path / "tiny.gguf", max_positions=128)
+    scaling = {"original_max_position_embeddings": 8, "beta": 0.25}
+    config = read(changed("mistral", sliding_window=None, llama_4_scaling=scaling), "scaled")
+    want = Decoder(config, Weights.from_tensors(config, tiny.tensors("mistral")), 128)
+    assert (got.family.name, got.config.more) == ("mistral", want.config.more)
+    assert {key: raw(value) for key, value in flat(got.weights).items()} == {
+        key: raw(value) for key, value in flat(want.weights).items()
+    }
+    assert got._tables["llama_4_scaling"].tobytes() == want._tables["llama_4_scaling"].tobytes()
 
 
 def test_a_bias_joins_before_the_result_is_rounded():

@@ -23,9 +23,11 @@ _PAIRED = ("llama", "mistral", "granite")
 _ONE_MORE = ("gemma", "gemma2", "gemma3")
 
 
-def write_tiny_gguf(name: str, path: Path, more: Callable[[gguf.GGUFWriter], None] = lambda writer: None) -> None:
+def write_tiny_gguf(
+    name: str, path: Path, more: Callable[[gguf.GGUFWriter], None] = lambda writer: None, arch: str | None = None
+) -> None:
     """The tiny checkpoint `name` in float32; `more` adds keys and tensors, or takes the place of earlier keys."""
-    config, arch = tiny.CHECKPOINTS[name], ARCHITECTURES[name]
+    config, arch = tiny.CHECKPOINTS[name], arch or ARCHITECTURES[name]
     writer = gguf.GGUFWriter(path, arch)
     _common(writer, config)
     _MORE.get(name, lambda writer, config: None)(writer, config)
