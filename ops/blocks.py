@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -108,6 +109,7 @@ class QuantTraits:
     has_vec_dot: bool
 
 
+@cache
 def quant_traits(quant_type: str) -> QuantTraits:
     """Block size, bytes and partner of a block type; ContractError for a name that is none."""
     layout = LAYOUTS.get(quant_type)

@@ -108,10 +108,12 @@ def vec_dot(nx, w, a, *, quant_type):
 
 def _rows_match(arguments, axes):
     """K is a multiple of the type's block, and a row of b holds K values"""
-    kind, length = arguments["quant_type"], arguments["a"].shape[1]
-    if length % quant_traits(kind).elements:
-        raise refuse("a", f"K = {length}", f"a multiple of {quant_traits(kind).elements} for {kind}")
-    rows_of("b", length, kind, arguments["b"])
+    traits, length = quant_traits(arguments["quant_type"]), axes["K"]
+    if length % traits.elements or length // traits.elements * traits.nbytes != axes["B"]:
+        kind = arguments["quant_type"]
+        if length % traits.elements:
+            raise refuse("a", f"K = {length}", f"a multiple of {traits.elements} for {kind}")
+        rows_of("b", length, kind, arguments["b"])
 
 
 def _product_scale(arguments, results):
