@@ -172,6 +172,14 @@ def refuse(argument: str, got: object, want: object) -> ContractError:
     return ContractError("", argument, got, want)
 
 
+def extremes(array: np.ndarray) -> tuple[int, int]:
+    """(least, largest) of an integer array that is not empty; the few of a decode step without NumPy's reductions."""
+    if array.size <= 32:
+        values = array.reshape(-1).tolist()
+        return min(values), max(values)
+    return int(array.min()), int(array.max())
+
+
 def example(contract: Contract, axes: Mapping[str, object], rng: np.random.Generator) -> dict[str, object]:
     """Arguments of one call at realistic scale, from an entry of `contract.examples`.
 
@@ -227,5 +235,6 @@ __all__ = [
     "Value",
     "describe",
     "example",
+    "extremes",
     "refuse",
 ]  # fmt: skip

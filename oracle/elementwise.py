@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from vtlab.ops.contract import EXACT, Bound, Choice, Parity, Scalar, Tensor, refuse
+from vtlab.ops.contract import EXACT, Bound, Choice, Parity, Scalar, Tensor, extremes, refuse
 from vtlab.ops.dtypes import FLOATS, IDS
 from vtlab.ops.numerics import round_to, widen
 from vtlab.ops.table import op
@@ -147,7 +147,10 @@ def cast_f32(nx, x):
 def _ids_name_rows(arguments, axes):
     """every id lies in [0, V); host arrays are looked at here, device arrays by the kernel, which reports the first"""
     ids, rows = arguments["ids"], axes["V"]
-    if isinstance(ids, np.ndarray) and ids.size and (ids.min() < 0 or ids.max() >= rows):
+    if not isinstance(ids, np.ndarray) or not ids.size:
+        return
+    low, high = extremes(ids)
+    if low < 0 or high >= rows:
         at = int(np.argmax((ids < 0) | (ids >= rows)))
         raise refuse("ids", f"id {ids[at]} at position {at}", f"0 <= id < V = {rows}")
 

@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 
-from vtlab.ops.contract import EXACT, Parity, Tensor, refuse
+from vtlab.ops.contract import EXACT, Parity, Tensor, extremes, refuse
 from vtlab.ops.table import op
 
 ROW = "KERNEL-KV-CACHE"
@@ -39,8 +39,8 @@ def slots_fit(arguments, axes):
     slots, room = arguments["slot_mapping"], axes["NB"] * axes["BS"]
     if axes["S"] > axes["T"]:
         raise refuse("slot_mapping", f"{axes['S']} slots", f"at most {axes['T']}, one per token")
-    if isinstance(slots, np.ndarray) and slots.size and int(slots.max()) >= room:
-        raise refuse("slot_mapping", int(slots.max()), f"slots < {room}")
+    if isinstance(slots, np.ndarray) and slots.size and (last := extremes(slots)[1]) >= room:
+        raise refuse("slot_mapping", last, f"slots < {room}")
 
 
 def caches_take_writes(arguments, axes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtlab.ops.contract import refuse
+from vtlab.ops.contract import extremes, refuse
 
 
 def pairs(half: int, offset: int, is_neox: bool) -> tuple[slice, slice]:
@@ -90,7 +90,7 @@ def positions_in_table(arguments, axes):
     positions, limit = arguments["positions"], axes.get("P")
     if not isinstance(positions, np.ndarray) or positions.size == 0:
         return
-    low, high = int(positions.min()), int(positions.max())
+    low, high = extremes(positions)
     if low < 0 or (limit is not None and high >= limit):
         raise refuse("positions", low if low < 0 else high, ">= 0" if limit is None else f"in [0, {limit})")
 

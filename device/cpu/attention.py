@@ -9,7 +9,7 @@ from vtlab.ops.dtypes import dtype
 from .launch import KINDS, Kernels, delivered, provider, results
 from .threads import split
 
-K = Kernels("attention")
+K, M = Kernels("attention"), Kernels("merging")
 _FAR = 1 << 40
 _ROWS = 32
 _START, _LSE = np.zeros(1, np.int32), np.dtype(np.float32)
@@ -64,3 +64,24 @@ def attention(
     lengths, starts = np.array([len(k)], np.int32), np.array([0, len(q)], np.int32)
     options = scale, causal, window, softcap, sinks, lse_includes_sink, alibi_slopes, return_lse, p_round
     return _attend("attention", q, k[None], v[None], _START[None], lengths, starts, len(q), options, out)
+
+
+@provider("merge_attn_states")
+def merge_attn_states(
+    prefix_out, prefix_lse, suffix_out, suffix_lse, *, prefill_tokens_with_context=None, empty="prefix",
+    output_scale=None, out=None,
+):  # fmt: skip
+    """oracle.attention_merge.merge_attn_states without the float8 codes, which are declined."""
+    if output_scale is not None:
+        return NotImplemented
+    tokens, heads, width = prefix_out.shape
+    made = results("merge_attn_states", out, (prefix_out.shape, prefix_out.dtype), (prefix_lse.shape, _LSE))
+    item = prefix_out.dtype.itemsize
+    steps = ([stride // item for stride in side.strides[:2]] for side in (prefix_out, suffix_out))
+    p_steps, s_steps = steps
+    merged = tokens if prefill_tokens_with_context is None else prefill_tokens_with_context
+    split(
+        M.merge, tokens * heads, prefix_out.size * 16, prefix_out, *p_steps, prefix_lse, suffix_out, *s_steps,
+        suffix_lse, *made, KINDS[prefix_out.dtype], heads, tokens, width, merged, empty == "zeros",
+    )  # fmt: skip
+    return delivered(out, made)

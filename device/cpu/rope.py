@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from vtlab.ops import rotary
+
 from .kv_cache import write_pages
 from .launch import KINDS, Kernels, delivered, provider, results
 from .threads import split
 
-K = Kernels("rope")
+K, A = Kernels("rope"), Kernels("angles")
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -49,3 +51,26 @@ def rope_and_cache(q, k, v, positions, cos_sin_cache, key_cache, value_cache, sl
     made = rope_from_cache(q, k, positions, cos_sin_cache, is_neox=is_neox, out=out)
     write_pages(made[1], v, key_cache, value_cache, slot_mapping)
     return made
+
+
+def _table(positions, base, rotary_dim, llama3, target) -> None:
+    """[cos | sin] of each position's angles into float32 `target`."""
+    inverse, positions = rotary.token_frequencies(base, rotary_dim, llama3), np.ascontiguousarray(positions)
+    half, wide = rotary_dim // 2, positions.dtype.itemsize == 8
+    split(A.rows, len(positions), target.size * 64, positions, wide, inverse, half, target)
+
+
+@provider("rope_cos_sin_cache")
+def rope_cos_sin_cache(positions, *, base, rotary_dim, llama3=None, out=None):
+    """oracle.rope.rope_cos_sin_cache."""
+    made = results("rope_cos_sin_cache", out, ((len(positions), rotary_dim), _FLOAT32))
+    _table(positions, base, rotary_dim, llama3, made[0])
+    return delivered(out, made)
+
+
+@provider("rope_neox")
+def rope_neox(q, k, positions, *, base, rotary_dim, llama3=None, out=None):
+    """oracle.rope.rope_neox: a table of one row for each token, then the rotation."""
+    table = np.empty((len(positions), rotary_dim), np.float32)
+    _table(positions, base, rotary_dim, llama3, table)
+    return rope_from_cache(q, k, np.arange(len(positions)), table, out=out)
