@@ -35,21 +35,21 @@ class Linear:
     def dtype(self) -> np.dtype:
         return self.weight.dtype
 
-    def apply(self, x, buffer: Buffer):
+    def apply(self, x, buffer: Buffer, join: Callable = ops.add):
         """x W^T + b in x's dtype.
 
         buffer : (which result, dtype) -> where to put it, [T, N], or None for new memory; "" is the last one.
+        join : (product, bias, out) -> their sum, or what else is made of it.
         Rounding points: the result; with a bias of a bfloat16 model the sum is one of float32 numbers, as in the
-        epilogue of a GEMM.
+        epilogue of a GEMM; with one of a float16 model the product is rounded before.
         """
         if self.bias is None:
             return self.multiplied(x, x.dtype, buffer("", x.dtype))
-        summed = ops.add(self.product(x, buffer), self.bias, out=buffer("" if x.dtype == _FLOAT32 else "sum", _FLOAT32))
-        return summed if x.dtype == _FLOAT32 else ops.cast_bf16(summed, out=buffer("", x.dtype))
-
-    def product(self, x, buffer: Buffer):
-        """x W^T in float32, for a bias to come."""
-        return self.multiplied(x, _FLOAT32, buffer("product", _FLOAT32))
+        wider = x.dtype.name == "bfloat16"
+        dtype = _FLOAT32 if wider else x.dtype
+        product = self.multiplied(x, dtype, buffer("product", dtype))
+        joined = join(product, self.bias, out=buffer("sum" if wider else "", dtype))
+        return ops.cast_bf16(joined, out=buffer("", x.dtype)) if wider else joined
 
     def multiplied(self, x, dtype, out=None):
         """x W^T in `dtype`."""

@@ -92,10 +92,8 @@ class Step:
         if linear.bias is None:
             product = self.project(f"{name} product", x, linear)
             return ops.relu(product, out=self.rows(name, linear.out_features))
-        buffer = self._buffers(name, linear)
-        last = buffer("" if self.dtype == np.float32 else "sum", np.float32)
-        summed = fused_chain("bias_relu", x=linear.product(x, buffer), bias=linear.bias, out=last)
-        return summed if self.dtype == np.float32 else ops.cast_bf16(summed, out=buffer("", self.dtype))
+        chain = lambda product, bias, out: fused_chain("bias_relu", x=product, bias=bias, out=out)
+        return linear.apply(x, self._buffers(name, linear), chain)
 
     def layer_norm(self, name: str, x, weight, bias):
         """LayerNorm over the last axis; without weights where they are None."""
