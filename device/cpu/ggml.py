@@ -12,6 +12,7 @@ from .threads import split
 ROWS, TILES, VALUES = Kernels("ggml_rows"), Kernels("ggml"), Kernels("ggml_values")
 _FLOAT32 = np.dtype(np.float32)
 _LANES = 16  # rows of weights that are unpacked together
+_ONE_BY_ONE = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")  # types of which single rows meet without being unpacked
 
 
 def _blocks(op: str, quant_type: str, x, out):
@@ -69,11 +70,11 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
 def _product(a, b, quant_type, traits, blocks, out) -> None:
     array, rows, stride = rows_of(a)
     columns = b.shape[0]
-    words = np.empty(rows * blocks * (136 if traits.elements == 256 else 8), np.int32)
+    words = np.empty(rows * blocks * (136 if traits.elements == 256 else 8) + _LANES, np.int32)
     scales = np.empty(rows * blocks * 2, np.float32)
     args = array, stride, KINDS[a.dtype], blocks, words, scales
     if traits.elements == 256:
-        split(ROWS.words_256, rows, 8 * a.size, *args)
+        split(ROWS.words_256, rows, 8 * a.size, *args, rows // 4 * 4 if quant_type in _ONE_BY_ONE else rows)
     else:
         split(ROWS.words_32, rows, 8 * a.size, *args, int(traits.activation == "Q8_1"))
     step = b.strides[0] if columns > 1 else b.shape[1]

@@ -21,8 +21,18 @@ from .ggml_32 import (
 )  # fmt: skip
 from .ggml_256 import BLOCK, unpack_q2_k, unpack_q3_k, unpack_q4_k, unpack_q5_k, unpack_q6_k
 from .ggml_grids import unpack_iq2_xxs, unpack_iq3_xxs
+from .ggml_one import (
+    one_by_one,
+    row_q3_k,
+    row_q4_k,
+    row_q5_k,
+    row_q6_k,
+    scales_q4_k,
+    scales_row_q3_k,
+    scales_row_q6_k,
+)  # fmt: skip
 from .lanes import spread, zeros
-from .memory import address, allocate, get_f32, get_i32, load_f32, put, release, store
+from .memory import address, allocate, get_f32, get_i32, load_f32, put, release, set_at, store
 from .words import (
     add_fours,
     as_float,
@@ -32,7 +42,6 @@ from .words import (
     four_rows_of_minimums,
     inlined,
     no_words,
-    one_row_of_a_lane,
     one_row_of_halves,
     one_row_of_minimums,
     word_everywhere,
@@ -227,57 +236,41 @@ def _four_in_lanes(minimum, blocks, words, scales, at, step, s_at, s_step, to):
 
 
 @inlined
-def _one_in_lanes(minimum, blocks, words, scales, at, s_at, to):
-    """The same for one row."""
-    for i in range(blocks):
-        w, here = words + 4 * BLOCK * i, at + 544 * i
-        da = spread(get_f32(s_at, 2 * i))
-        d = load_f32(scales, 32 * i) * da
-        for lane in range(8):
-            sums = one_row_of_a_lane(w + 64 * lane, here + 4 * lane, 0)[0]
-            put(load_f32(to, 16 * lane) + d * as_float(sums), to, 16 * lane)
-        if minimum:
-            sums = one_row_of_minimums(w + 64 * 128, here + 512, 0)[0]
-            put(load_f32(to, 128) - (load_f32(scales, 32 * i + 16) * da) * as_float(sums), to, 128)
-
-
-@inlined
-def _lanes_chunk(minimum, blocks, words, scales, rows, a, a_step, a_scales, s_step, totals):
-    """Add a chunk of blocks to the running sums of `rows` rows of a."""
-    fours = rows // 4 * 4
-    for row in range(0, fours, 4):
-        _four_in_lanes(minimum, blocks, words, scales, a + row * a_step, a_step, a_scales + row * s_step, s_step,
-                       totals + 576 * row)  # fmt: skip
-    for row in range(fours, rows):
-        _one_in_lanes(minimum, blocks, words, scales, a + row * a_step, a_scales + row * s_step, totals + 576 * row)
-
-
-@inlined
-def in_lanes(unpack, minimum, block, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
-    """Tiles begin ... end of the types whose blocks have eight running sums."""
-    chunk = min(blocks, (_CHUNK if rows >= 4 else _FEW) // 256)
-    memory = allocate(4 * BLOCK * chunk + 128 * chunk + 64 * 9 * _ROWS)
+def in_lanes(
+    unpack, codes, scales_of, shift, minimum, size, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind
+):
+    """Tiles begin ... end of the types whose blocks have eight running sums: rows of a by fours, those that are left
+    one by one with every row of weights."""
+    chunk, fours = min(blocks, _CHUNK // 256), rows // 4 * 4
+    memory = allocate(4 * BLOCK * chunk + 128 * chunk + 576 * _ROWS + 64)
     scales = memory + 4 * BLOCK * chunk
     totals = scales + 128 * chunk
     for tile in range(begin, end):
         column = min(16 * tile, columns - 16)
-        for first in range(0, rows, _ROWS):
-            some = min(_ROWS, rows - first)
+        at = b + b_step * column
+        for first in range(0, fours, _ROWS):
+            some = min(_ROWS, fours - first)
             for row in range(9 * some):
                 put(zeros(), totals, 16 * row)
-            for block_at in range(0, blocks, chunk):
-                here = min(chunk, blocks - block_at)
-                unpack(b + b_step * column + block * block_at, b_step, here, memory, scales)
-                _lanes_chunk(
-                    minimum, here, memory, scales, some, a + 544 * (first * blocks + block_at), 544 * blocks,
-                    a_scales + 8 * (first * blocks + block_at), 8 * blocks, totals,
-                )  # fmt: skip
+            for block in range(0, blocks, chunk):
+                here = min(chunk, blocks - block)
+                unpack(at + size * block, b_step, here, memory, scales)
+                for row in range(0, some, 4):
+                    from_ = (first + row) * blocks + block
+                    _four_in_lanes(minimum, here, memory, scales, a + 544 * from_, 544 * blocks, a_scales + 8 * from_,
+                                   8 * blocks, totals + 576 * row)  # fmt: skip
             for row in range(some):
-                to = totals + 64 * 9 * row
+                to = totals + 576 * row
                 total = load_f32(to, 128)
                 for lane in range(8):
                     total = total + load_f32(to, 16 * lane)
                 store(total, out, (first + row) * columns + column, 16, kind)
+        for row in range(fours, rows):
+            for i in range(16):
+                dot = one_by_one(codes, scales_of, shift, minimum, size, at + b_step * i, blocks,
+                                 a + 544 * row * blocks, a_scales + 8 * row * blocks)  # fmt: skip
+                set_at(dot, totals, i)
+            store(load_f32(totals, 0), out, row * columns + column, 16, kind)
     release(memory)
 
 
@@ -335,23 +328,23 @@ def iq3_xxs(begin, end, b, step, columns, words, scales, rows, blocks, out, kind
 
 @kernel(LETTERS)
 def q3_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    in_lanes(unpack_q3_k, False, 110, begin, end, address(b), step, columns, address(words), address(scales), rows,
-             blocks, address(out), kind)  # fmt: skip
+    in_lanes(unpack_q3_k, row_q3_k, scales_row_q3_k, 2, False, 110, begin, end, address(b), step, columns,
+             address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q4_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    in_lanes(unpack_q4_k, True, 144, begin, end, address(b), step, columns, address(words), address(scales), rows,
-             blocks, address(out), kind)  # fmt: skip
+    in_lanes(unpack_q4_k, row_q4_k, scales_q4_k, 0, True, 144, begin, end, address(b), step, columns,
+             address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q5_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    in_lanes(unpack_q5_k, True, 176, begin, end, address(b), step, columns, address(words), address(scales), rows,
-             blocks, address(out), kind)  # fmt: skip
+    in_lanes(unpack_q5_k, row_q5_k, scales_q4_k, 0, True, 176, begin, end, address(b), step, columns,
+             address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q6_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    in_lanes(unpack_q6_k, False, 210, begin, end, address(b), step, columns, address(words), address(scales), rows,
-             blocks, address(out), kind)  # fmt: skip
+    in_lanes(unpack_q6_k, row_q6_k, scales_row_q6_k, 5, False, 210, begin, end, address(b), step, columns,
+             address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..compiling import device, kernel
+from .ggml_one import swapped
 from .lanes import absolute, lane, spread, where
 from .memory import FLOAT16, address, load, set_at, store, through
 from .words import (
@@ -142,23 +143,45 @@ def _scales_k(a, at, kind):
     return np.float32(1) / inverse, inverse
 
 
-@kernel("iiaiiiaa")
-def words_256(begin, end, a, stride, kind, blocks, words, scales):
-    """Rows begin ... end of a as words and scales of Q8_K."""
+@device
+def _words_256(first, inverse, a, kind, words, at):
+    """One block as words of halves, element l beside element l + 8."""
+    before = np.int32(0)
+    for g in range(16):
+        codes = _nearest(load(a, first + 16 * g, 16, kind) * inverse)
+        put_eight(paired_16(codes), words, at + 8 * g)
+        total = lane(summed(codes), 0)
+        if g % 2:
+            set_at(np.int32((before & 0xFFFF) | (total << 16)), words, at + 128 + g // 2)
+        before = total
+
+
+@device
+def _bytes_256(first, inverse, a, kind, words, at):
+    """One block as `ggml_one` meets it: 64 words of bytes, 64 with the sums of their pairs, 8 with those of each 16."""
+    for j in range(8):
+        x = _nearest(load(a, first + 32 * j, 16, kind) * inverse)
+        y = _nearest(load(a, first + 32 * j + 16, 16, kind) * inverse)
+        other, next_ = swapped(x), swapped(y)
+        low = (x & np.int32(255)) | ((other & np.int32(255)) << 8)
+        put_eight(low | ((y & np.int32(255)) << 16) | (next_ << 24), words, at + 8 * j)
+        put_eight(((x + other) & np.int32(0xFFFF)) | ((y + next_) << 16), words, at + 64 + 8 * j)
+        total = np.int32((lane(summed(x), 0) & 0xFFFF) | (lane(summed(y), 0) << 16))
+        set_at(total, words, at + 128 + j)
+
+
+@kernel("iiaiiiaai")
+def words_256(begin, end, a, stride, kind, blocks, words, scales, fours):
+    """Rows begin ... end of a as words and scales of Q8_K; those from row `fours` on as `ggml_one` meets them."""
     for row in range(begin, end):
         for i in range(blocks):
             first, block = row * stride + 256 * i, row * blocks + i
-            at = WORDS_K * block
             d, inverse = _scales_k(a, first, kind)
             set_at(d, address(scales), 2 * block)
-            before = np.int32(0)
-            for g in range(16):
-                codes = _nearest(load(a, first + 16 * g, 16, kind) * inverse)
-                put_eight(paired_16(codes), address(words), at + 8 * g)
-                total = lane(summed(codes), 0)
-                if g % 2:
-                    set_at(np.int32((before & 0xFFFF) | (total << 16)), address(words), at + 128 + g // 2)
-                before = total
+            if row < fours:
+                _words_256(first, inverse, address(a), kind, address(words), WORDS_K * block)
+            else:
+                _bytes_256(first, inverse, address(a), kind, address(words), WORDS_K * block)
 
 
 @kernel("iiaiiia")
