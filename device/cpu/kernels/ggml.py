@@ -48,7 +48,7 @@ from .words import (
 )  # fmt: skip
 
 _ROWS = 64  # of a that share an unpacked chunk
-_CHUNK, _FEW = 4096, 512  # values of a chunk: for many rows of a, and for fewer than four, which read it once
+_CHUNK = 512  # values that are unpacked at a time: they stay in the first cache while rows of a pass by
 CODES_FIRST, SCALES_FIRST, MINIMUM = 0, 1, 2
 """How a block's integer meets its scales: Q4_0; Q5_0 and Q8_0; Q4_1 and Q5_1."""
 
@@ -122,7 +122,7 @@ def _four_rows_32(form, offset, words, scales, blocks, a, a_step, a_scales, s_st
 @inlined
 def of_32(codes, scales_of, form, offset, size, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
     """Tiles begin ... end of the types with blocks of 32: rows of a by fours, those that are left one by one."""
-    chunk, fours = min(blocks, _CHUNK // 32), rows // 4 * 4
+    chunk, fours = min(blocks, 2 * _CHUNK // 32), rows // 4 * 4
     memory = allocate(640 * chunk + 64 * _ROWS) if fours else 0
     scales = memory + 512 * chunk
     totals = scales + 128 * chunk
@@ -191,7 +191,7 @@ def _whole_chunk(minimum, blocks, words, scales, rows, a, a_step, a_scales, s_st
 @inlined
 def of_256(unpack, minimum, size, fold, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
     """Tiles begin ... end of the types whose blocks of 256 have one running sum."""
-    chunk = min(blocks, (_CHUNK if rows >= 4 else _FEW) // 256)
+    chunk = min(blocks, _CHUNK // 256)
     memory = allocate(4 * BLOCK * chunk + 128 * chunk + 64 * _ROWS)
     scales = memory + 4 * BLOCK * chunk
     totals = scales + 128 * chunk
