@@ -42,9 +42,23 @@ _PROMISED = {
         "GDN-PACKED-DECODE": "gdn_packed_decode gdn_decode",
         "GDN-SCRATCH": "gdn_chunk_layout",
         "GEMM-BF16": "matmul matmul_bt batched_matmul",
+        "GEMM-DEEPGEMM": """per_token_cast_to_fp8 per_block_cast_to_fp8 requant_weight_ue8m0 transform_sf_layout
+            fp8_gemm_nt m_grouped_fp8_gemm_nt_contiguous m_grouped_fp8_gemm_nt_masked k_grouped_fp8_gemm_tn
+            per_token_cast_to_fp4 fp8_einsum ep_scatter ep_gather silu_mul_per_token_group_quant_fp8_colmajor
+            silu_mul_masked_quant""",
         "GEMM-FP8": """quant_fp8_static dynamic_scaled_fp8_quant dynamic_per_token_scaled_fp8_quant
             per_token_group_quant_fp8 scaled_fp8_quant_static_group static_scaled_int8_quant dynamic_scaled_int8_quant
-            cutlass_scaled_mm scaled_mm_block""",
+            per_token_group_quant_int8 requantize_with_max_scale matmul_fp8_cutlass matmul_fp8_cublaslt
+            cutlass_scaled_mm cutlass_scaled_mm_azp scaled_mm_block""",
+        "GEMM-INT-LOWBIT": """quantize_weights gptq_pack gptq_unpack awq_pack awq_unpack sort_weights permute_cols
+            gptq_shuffle gptq_unshuffle gptq_dequantize gptq_gemm awq_dequantize awq_gemm triton_w4a16_gemm
+            machete_prepack_b machete_unpack_b machete_mm allspark_repack_weight allspark_unpack_weight
+            allspark_w8a16_gemm moe_wna16_gemm""",
+        "GEMM-MARLIN-W4A16": """gptq_marlin_repack awq_marlin_repack marlin_unpack marlin_permute_scales
+            marlin_permute_bias marlin_zero_points awq_to_marlin_zero_points marlin_unpack_zero_points
+            marlin_act_int8_process_scales marlin_int4_fp8_preprocess marlin_gemm moe_wna16_marlin_gemm""",
+        "GEMM-W4A8": """w4a8_quantize_scales convert_packed_uint4b8_to_signed_int4 cutlass_encode_and_reorder_int4b
+            cutlass_decode_int4b cutlass_pack_scale_fp8 w4a8_dequantize cutlass_w4a8_mm cutlass_w4a8_moe_mm""",
         "GEMM-NVFP4-W4A4": """scaled_fp4_quant dequantize_nvfp4 swizzle_blockscale cutlass_scaled_fp4_mm
             matmul_nvfp4""",
         "KDA-DELTA": """kda_low_rank_decay kda_decay_gate kda_decay_gate_chunk_cumsum kda_decode kda_prefill_recurrent
@@ -98,13 +112,13 @@ ROWS: dict[str, Row] = _rows(
     ("GDN-SCRATCH", "gdn_chunk_states", "gated delta rule scratch planning"),
     ("GEMM-BF16", "matmul", "dense GEMM: bf16, f16, f32, batched, merged"),
     ("GEMM-CPU-ELEM", "matmul", "element-exact CPU GEMM"),
-    ("GEMM-DEEPGEMM", "fp8", "block-scaled fp8 GEMM"),
-    ("GEMM-FP8", "quant_fp8 fp8", "fp8 quantisation and scaled GEMM"),
-    ("GEMM-INT-LOWBIT", "wna16", "GPTQ, AWQ, int8 and int4 GEMM"),
-    ("GEMM-MARLIN-W4A16", "wna16", "Marlin 4-bit weight GEMM"),
+    ("GEMM-DEEPGEMM", "fp8_weights fp8_blocks", "block-scaled fp8 GEMM"),
+    ("GEMM-FP8", "quant_fp8 quant_int8 fp8_weights fp8_matmul fp8_blocks", "fp8 and int8 quantisation, scaled GEMM"),
+    ("GEMM-INT-LOWBIT", "wna16 act_order gptq awq machete allspark", "GPTQ, AWQ, int8 and int4 GEMM"),
+    ("GEMM-MARLIN-W4A16", "marlin marlin_matmul", "Marlin 4-bit weight GEMM"),
     ("GEMM-NVFP4-W4A4", "fp4 fp4_matmul", "NVFP4 quantisation and GEMM"),
     ("GEMM-QUTLASS-MX", "mxfp4", "MXFP4 and MXFP8 with Hadamard"),
-    ("GEMM-W4A8", "wna16", "4-bit weight, 8-bit activation GEMM"),
+    ("GEMM-W4A8", "w4a8 w4a8_matmul", "4-bit weight, 8-bit activation GEMM"),
     ("KDA-DELTA", "kda kda_chunks", "Kimi delta attention"),
     ("KV-CACHE", "kv_cache kv_blocks kv_latent", "paged KV insert, gather, copy"),
     ("KV-QUANT", "kv_quant", "quantised KV caches"),

@@ -8,21 +8,40 @@ Calling an op evaluates its truth (float64, one rounding at each rounding point 
 
 from __future__ import annotations
 
+from .act_order import gptq_shuffle, gptq_unshuffle, permute_cols, sort_weights
 from .activation import gelu_and_mul, moe_silu_mul, relu, silu_and_mul, silu_and_mul_clamp, soft_cap
+from .allspark import allspark_repack_weight, allspark_unpack_weight, allspark_w8a16_gemm
 from .attention import attention, paged_attention
 from .attention_merge import merge_attn_states
+from .awq import awq_dequantize, awq_gemm, triton_w4a16_gemm
 from .causal_conv import causal_conv1d_fwd, causal_conv1d_update, short_conv
 from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .fp4 import dequantize_nvfp4, scaled_fp4_quant, swizzle_blockscale
 from .fp4_fused import rms_norm_fp4_quant, sigmoid_gate_fp4_quant, silu_and_mul_fp4_quant, silu_mul_fp4_quant
 from .fp4_matmul import cutlass_scaled_fp4_mm, matmul_nvfp4
+from .fp8_blocks import (
+    fp8_gemm_nt,
+    m_grouped_fp8_gemm_nt_contiguous,
+    m_grouped_fp8_gemm_nt_masked,
+    scaled_mm_block,
+)
+from .fp8_matmul import cutlass_scaled_mm, cutlass_scaled_mm_azp, matmul_fp8_cublaslt, matmul_fp8_cutlass
+from .fp8_weights import (
+    per_block_cast_to_fp8,
+    per_token_cast_to_fp8,
+    requant_weight_ue8m0,
+    requantize_with_max_scale,
+    scaled_fp8_quant_static_group,
+    transform_sf_layout,
+)
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .gdn import gdn_decode, gdn_packed_decode, gdn_prefill
 from .gdn_chunk_states import gdn_chunk_layout, gdn_chunk_o, gdn_chunk_prefill, gdn_delta_h
 from .gdn_chunks import gdn_chunk_cumsum, gdn_kkt, gdn_recompute_w_u, gdn_solve_tril
 from .ggml import embedding_quant, quantize_row_q8_0, quantize_row_q8_1, quantize_row_q8_k, repack_q8_0x4
 from .ggml_matmul import matmul_bt_quant, vec_dot
+from .gptq import gptq_dequantize, gptq_gemm
 from .kda import kda_decay_gate, kda_decode, kda_low_rank_decay, kda_prefill_recurrent
 from .kda_chunks import (
     kda_chunk_o,
@@ -37,6 +56,18 @@ from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
 from .kv_latent import concat_and_cache_mla, gather_mla_cache
 from .linear_attention import linear_attention_decode, linear_attention_prefill
 from .logits import apply_min_p, apply_penalties, apply_temperature, apply_top_k_top_p
+from .machete import machete_mm, machete_prepack_b, machete_unpack_b
+from .marlin import (
+    awq_marlin_repack,
+    awq_to_marlin_zero_points,
+    gptq_marlin_repack,
+    marlin_permute_bias,
+    marlin_permute_scales,
+    marlin_unpack,
+    marlin_unpack_zero_points,
+    marlin_zero_points,
+)
+from .marlin_matmul import marlin_act_int8_process_scales, marlin_gemm, marlin_int4_fp8_preprocess
 from .matmul import batched_matmul, matmul, matmul_bt
 from .mxfp4 import (
     fused_quantize_mx,
@@ -61,6 +92,7 @@ from .quant_fp8 import (
     per_token_group_quant_fp8,
     quant_fp8_static,
 )
+from .quant_int8 import dynamic_scaled_int8_quant, per_token_group_quant_int8, static_scaled_int8_quant
 from .rope import rope_build_cache, rope_cos_sin_cache, rope_from_cache, rope_neox
 from .rope_fused import attn_qk_norm_rope_gate, fused_qk_norm_rope, rope_and_cache
 from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_argmax
@@ -76,9 +108,22 @@ from .token_masks import (
     apply_min_tokens,
     apply_token_mask,
 )
+from .w4a8 import (
+    convert_packed_uint4b8_to_signed_int4,
+    cutlass_decode_int4b,
+    cutlass_encode_and_reorder_int4b,
+    cutlass_pack_scale_fp8,
+    w4a8_dequantize,
+    w4a8_quantize_scales,
+)
+from .w4a8_matmul import cutlass_w4a8_mm
+from .wna16 import awq_pack, awq_unpack, gptq_pack, gptq_unpack, quantize_weights
 
 __all__ = [
     "add",
+    "allspark_repack_weight",
+    "allspark_unpack_weight",
+    "allspark_w8a16_gemm",
     "apply_allowed_token_ids",
     "apply_bad_words",
     "apply_logit_bias",
@@ -91,6 +136,12 @@ __all__ = [
     "attention",
     "attn_gate_split",
     "attn_qk_norm_rope_gate",
+    "awq_dequantize",
+    "awq_gemm",
+    "awq_marlin_repack",
+    "awq_pack",
+    "awq_to_marlin_zero_points",
+    "awq_unpack",
     "batched_matmul",
     "cast_bf16",
     "cast_f32",
@@ -99,14 +150,23 @@ __all__ = [
     "compute_logprobs",
     "compute_probs",
     "concat_and_cache_mla",
+    "convert_packed_uint4b8_to_signed_int4",
     "copy_blocks",
     "cp_gather_cache",
+    "cutlass_decode_int4b",
+    "cutlass_encode_and_reorder_int4b",
+    "cutlass_pack_scale_fp8",
     "cutlass_scaled_fp4_mm",
+    "cutlass_scaled_mm",
+    "cutlass_scaled_mm_azp",
+    "cutlass_w4a8_mm",
     "dequantize_nvfp4",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
+    "dynamic_scaled_int8_quant",
     "embedding",
     "embedding_quant",
+    "fp8_gemm_nt",
     "fused_qk_norm_rope",
     "fused_quantize_mx",
     "fused_quantize_nv",
@@ -129,6 +189,13 @@ __all__ = [
     "gdn_state_gather",
     "gdn_state_scatter",
     "gelu_and_mul",
+    "gptq_dequantize",
+    "gptq_gemm",
+    "gptq_marlin_repack",
+    "gptq_pack",
+    "gptq_shuffle",
+    "gptq_unpack",
+    "gptq_unshuffle",
     "greedy_argmax",
     "gumbel_sample",
     "hadacore_transform",
@@ -147,10 +214,25 @@ __all__ = [
     "layer_norm",
     "linear_attention_decode",
     "linear_attention_prefill",
+    "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_gemm_nt_masked",
+    "machete_mm",
+    "machete_prepack_b",
+    "machete_unpack_b",
     "mamba2_rmsnorm_gated",
+    "marlin_act_int8_process_scales",
+    "marlin_gemm",
+    "marlin_int4_fp8_preprocess",
+    "marlin_permute_bias",
+    "marlin_permute_scales",
+    "marlin_unpack",
+    "marlin_unpack_zero_points",
+    "marlin_zero_points",
     "matmul",
     "matmul_bt",
     "matmul_bt_quant",
+    "matmul_fp8_cublaslt",
+    "matmul_fp8_cutlass",
     "matmul_mxf4_bf16_tn",
     "matmul_nvfp4",
     "merge_attn_states",
@@ -159,15 +241,22 @@ __all__ = [
     "mul_scalar",
     "mxfp4_quant",
     "paged_attention",
+    "per_block_cast_to_fp8",
+    "per_token_cast_to_fp8",
     "per_token_group_quant_fp8",
+    "per_token_group_quant_int8",
+    "permute_cols",
     "qkv_split",
     "quant_fp8_static",
     "quantize_row_q8_0",
     "quantize_row_q8_1",
     "quantize_row_q8_k",
+    "quantize_weights",
     "random_sample",
     "relu",
     "repack_q8_0x4",
+    "requant_weight_ue8m0",
+    "requantize_with_max_scale",
     "reshape_and_cache",
     "reshape_and_cache_xpacked",
     "rms_norm",
@@ -183,6 +272,8 @@ __all__ = [
     "rope_from_cache",
     "rope_neox",
     "scaled_fp4_quant",
+    "scaled_fp8_quant_static_group",
+    "scaled_mm_block",
     "selective_scan",
     "selective_state_update",
     "shared_expert_gate",
@@ -196,6 +287,7 @@ __all__ = [
     "silu_and_mul_quant",
     "silu_mul_fp4_quant",
     "soft_cap",
+    "sort_weights",
     "ssd_bmm_chunk",
     "ssd_chunk_cumsum",
     "ssd_chunk_prefill",
@@ -203,8 +295,13 @@ __all__ = [
     "ssd_chunk_state",
     "ssd_recurrent",
     "ssd_state_passing",
+    "static_scaled_int8_quant",
     "swap_blocks",
     "swap_blocks_batch",
     "swizzle_blockscale",
+    "transform_sf_layout",
+    "triton_w4a16_gemm",
     "vec_dot",
+    "w4a8_dequantize",
+    "w4a8_quantize_scales",
 ]  # fmt: skip
