@@ -51,9 +51,9 @@ def _nibbles(at, step):
 
 
 @inlined
-def _top(high, c):
-    """Bit 4 of four bytes: bits 4 c ... 4 c + 3 of `high`."""
-    four = unsigned_right(high, 4 * c) & np.int32(15)
+def _top(high):
+    """Bit 4 of four bytes: the lowest four bits of each word."""
+    four = high & np.int32(15)
     return ((four << 4) | (four << 11) | (four << 18) | (four << 25)) & _TOP
 
 
@@ -62,8 +62,8 @@ def _five_bits(at, high_at, step):
     a, b, c, d, e, f, g, h = _nibbles(at, step)
     high = words_of_rows(high_at, step)
     return (
-        a | _top(high, 0), b | _top(high, 1), c | _top(high, 2), d | _top(high, 3), e | _top(high, 4),
-        f | _top(high, 5), g | _top(high, 6), h | _top(high, 7),
+        a | _top(high), b | _top(high >> 4), c | _top(high >> 8), d | _top(high >> 12), e | _top(high >> 16),
+        f | _top(high >> 20), g | _top(high >> 24), h | _top(high >> 28),
     )  # fmt: skip
 
 
