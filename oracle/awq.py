@@ -25,6 +25,7 @@ from .lowbit import (
     magnitudes,
     positive_scales,
     product_bound,
+    rounded,
     total,
     words,
 )
@@ -81,15 +82,27 @@ def awq_dequantize(nx, qweight, scales, zeros):
 def _parts(nx, x, weights, count: int) -> list:
     """Sums over K by blocks of 32 dealt to `count` parts, each rounded to the storage dtype."""
     block = np.arange(len(weights)) // 32 % count
-    return [nx.load(nx.store(total(nx, x[:, block == part], weights[block == part]), x.dtype)) for part in range(count)]
+    return [rounded(nx, total(nx, x[:, block == part], weights[block == part]), x.dtype) for part in range(count)]
+
+
+def _rounded_blocks(nx, x, weights, count: int) -> list:
+    """The same parts, each block's sum rounded, and the part again with every block."""
+    parts = [nx.load(np.zeros((len(x), weights.shape[1]), np.float32)) for _ in range(count)]
+    for block in range(0, len(weights), 32):
+        at, here = block // 32 % count, slice(block, block + 32)
+        term = rounded(nx, total(nx, x[:, here], weights[here]), x.dtype)
+        parts[at] = rounded(nx, nx.add(parts[at], term), x.dtype)
+    return parts
 
 
 def _split_sizes(arguments, results):
-    """sum |x| |w|, with each part's rounding to T among the float32 steps."""
-    x, steps = arguments["input"], (arguments["input"].shape[1] + 511) // 512 * 16 + 33
+    """sum |x| |w|, with the roundings to T before the last among the float32 steps."""
+    x = arguments["input"]
+    blocks = x.shape[1] // 32 + 1
     weights = awq_weights(TRUTH, arguments["qweight"], arguments["scales"], arguments["qzeros"])
-    rounds = 2.0**24 * float(ml_dtypes.finfo(x.dtype).eps) if arguments["rounding"] == "vllm" else 0
-    return magnitudes(x, weights) * (steps + rounds)
+    between = {"vt": 0, "vllm": 1, "vllm_triton": 2 * blocks}[arguments["rounding"]]
+    steps = (x.shape[1] + 511) // 512 * 16 + 33
+    return magnitudes(x, weights) * (steps + between * 2.0**24 * float(ml_dtypes.finfo(x.dtype).eps))
 
 
 def _split_is_a_power_of_two(arguments, axes):
@@ -107,23 +120,25 @@ def _split_is_a_power_of_two(arguments, axes):
         "scales": positive_scales("G N", HALVES, like="input"),
         "qzeros": words("G", "N/8"),
         "split_k_iters": Scalar(int, minimum=1, maximum=32),
-        "rounding": Choice(("vt", "vllm")),
+        "rounding": Choice(("vt", "vllm", "vllm_triton")),
     },
     returns={"out": Tensor("M N", like="input")},
     rounding={
         "vt": WEIGHT_ROUNDS,
         "vllm": (WEIGHT_ROUNDS[0], "part = T(sum over the blocks of 32 k of one split), block t to t % split_k_iters",
                  "out = T(sum of the parts)"),
+        "vllm_triton": ("as vllm, but each block's sum is rounded to T, and its part again with every block",),
     },
-    order=str(ORDER) + ' over K, under "vllm" over each part\'s k; parts ascending',
+    order=str(ORDER) + " over K, or over each part's k, or a block's; parts ascending",
     parity=Parity("bytes"),
-    mirror=Bound("1", scale=_split_sizes, ulps=1, why=WHY + '; under "vllm" a part may round to its neighbour'),
+    mirror=Bound("1", scale=_split_sizes, ulps=1, why=WHY + "; what is rounded to T before may take the neighbour"),
     nan=FINITE_SCALES,
     layout="qweight and qzeros packed along N, interleaved",
     upstream=f"vllm/_custom_ops.py: awq_gemm; vllm/model_executor/layers/quantization/awq_triton.py: {_AWQ}",
     examples=(
         {"M": 3, "K": 64, "N": 16, "G": 2, "input": "float16"},
         {"M": 2, "K": 160, "N": 8, "G": 1, "input": "bfloat16", "split_k_iters": 4, "rounding": "vllm"},
+        {"M": 2, "K": 160, "N": 8, "G": 5, "input": "float16", "split_k_iters": 2, "rounding": "vllm_triton"},
     ),
     requires=(groups_divide("scales", _awq_rows), _split_is_a_power_of_two, finite("scales")),
 )  # fmt: skip
@@ -132,8 +147,9 @@ def awq_gemm(nx, input, qweight, scales, qzeros, *, split_k_iters=8, rounding="v
 
     Shapes: input [M, K] bfloat16 or float16; qweight int32 [K, N / 8], interleaved; scales [G, N]; qzeros int32
     [G, N / 8]; out [M, N].
-    Rounding points: the weight to T, then the store of `out`. Under "vllm" K is dealt to split_k_iters parts, each
-    rounded to T before their sum; under "vt" split_k_iters changes nothing.
+    Rounding points: the weight to T, then the store of `out`. Under "vllm", the CUDA kernel, K is dealt to split_k_iters
+    parts, each rounded to T before their sum; "vllm_triton", the Triton kernel as its interpreter runs it, also rounds
+    within a part, block by block. Under "vt" split_k_iters changes nothing.
     Errors: ContractError for other shapes, groups that do not divide K, a split that is no power of two, scales that
     are not finite.
     Source: vllm/model_executor/layers/quantization/awq_triton.py, awq_gemm_kernel.
@@ -142,7 +158,7 @@ def awq_gemm(nx, input, qweight, scales, qzeros, *, split_k_iters=8, rounding="v
     if rounding == "vt":
         return nx.store(total(nx, input, weights), input.dtype)
     out = nx.load(np.zeros((len(input), weights.shape[1]), np.float32))
-    for part in _parts(nx, input, weights, split_k_iters):
+    for part in (_parts if rounding == "vllm" else _rounded_blocks)(nx, input, weights, split_k_iters):
         out = nx.add(out, part)
     return nx.store(out, input.dtype)
 
