@@ -8,6 +8,7 @@ Hugging Face does when it converts a SentencePiece model: a piece of a higher sc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -159,13 +160,17 @@ def _merges(fields: _Fields, vocabulary: Mapping[str, int], scores: list[float])
     for piece, i in vocabulary.items():
         if piece not in usable:
             continue
+        local = [
+            (left, right)
+            for at in range(1, len(piece))
+            if (left := piece[:at]) in usable and (right := piece[at:]) in usable
+        ]
+        if len(local) > 1:
+            local.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         score = 0.0 if fields.types[i] == USER_DEFINED else scores[i]
-        halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
-        local = [(left, right) for left, right in halves if left in usable and right in usable]
-        local.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         found += [(score, len(left), len(right), left, right) for left, right in local]
-    found.sort(key=lambda merge: merge[:3], reverse=True)
-    return [(left, right) for *_, left, right in found]
+    found.sort(key=itemgetter(0, 1, 2), reverse=True)
+    return [merge[3:] for merge in found]
 
 
 def _add_tokens(backend: Backend, fields: _Fields) -> None:
