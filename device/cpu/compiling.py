@@ -6,6 +6,7 @@ that a call costs no search for one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -17,7 +18,6 @@ from pathlib import Path
 
 from . import tier
 
-_LETTERS = "a: an array, i: int64, f: float32, d: float64"
 _lock = threading.RLock()
 _state = {"compiled": 0, "seconds": 0.0}
 
@@ -126,7 +126,17 @@ def _cache(function: Callable):
             return True
 
     class Cache(FunctionCache):
+        """A folder that cannot be read or written costs compiling again, no more."""
+
         _impl_class = Implementation
+
+        def load_overload(self, sig, target_context):
+            with contextlib.suppress(OSError):
+                return super().load_overload(sig, target_context)
+
+        def save_overload(self, sig, data):
+            with contextlib.suppress(OSError):
+                super().save_overload(sig, data)
 
     return Cache(function)
 
