@@ -12,6 +12,7 @@ from .threads import split
 ROWS, TILES, VALUES = Kernels("ggml_rows"), Kernels("ggml"), Kernels("ggml_values")
 _FLOAT32 = np.dtype(np.float32)
 _LANES = 16  # rows of weights that are unpacked together
+_WORDS_32, _WORDS_256 = 8, 136  # of a block of activations
 _ONE_BY_ONE = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")  # types of which single rows meet without being unpacked
 
 
@@ -69,19 +70,21 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
 
 def _product(a, b, quant_type, traits, blocks, out) -> None:
     array, rows, stride = rows_of(a)
-    columns = b.shape[0]
-    words = np.empty(rows * blocks * (136 if traits.elements == 256 else 8) + _LANES, np.int32)
+    columns, large = b.shape[0], traits.elements == 256
+    words = np.empty(rows * blocks * (_WORDS_256 if large else _WORDS_32) + _LANES, np.int32)
     scales = np.empty(rows * blocks * 2, np.float32)
-    args = array, stride, KINDS[a.dtype], blocks, words, scales
-    if traits.elements == 256:
-        split(ROWS.words_256, rows, 8 * a.size, *args, rows // 4 * 4 if quant_type in _ONE_BY_ONE else rows)
+    if large:
+        quantise, last = ROWS.words_256, rows // 4 * 4 if quant_type in _ONE_BY_ONE else rows
     else:
-        split(ROWS.words_32, rows, 8 * a.size, *args, int(traits.activation == "Q8_1"))
-    step = b.strides[0] if columns > 1 else b.shape[1]
-    tiles = -(-columns // _LANES)
-    cost = columns * b.shape[1] * (1 + rows)
-    kernel = getattr(TILES, quant_type.lower())
-    split(kernel, tiles, cost, b, step, columns, words, scales, rows, blocks, out, KINDS[out.dtype])
+        quantise, last = ROWS.words_32, int(traits.activation == "Q8_1")
+    if rows == 1:
+        quantise(0, 1, array, stride, KINDS[a.dtype], blocks, words, scales, last)
+    else:
+        split(quantise, rows, 8 * a.size, array, stride, KINDS[a.dtype], blocks, words, scales, last)
+    split(
+        getattr(TILES, quant_type.lower()), -(-columns // _LANES), columns * b.shape[1] * (1 + rows), b,
+        b.strides[0] if columns > 1 else b.shape[1], columns, words, scales, rows, blocks, out, KINDS[out.dtype],
+    )  # fmt: skip
 
 
 @provider("embedding_quant")
