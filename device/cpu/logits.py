@@ -92,12 +92,11 @@ def gather_logprobs(logprobs, num_logprobs, ids, *, out=None):
 
 @provider("gumbel_sample")
 def gumbel_sample(logits, req_idx, temperature, seed, pos, *, apply_temperature=True, fp64=False, out=None):
-    """oracle.draws.gumbel_sample in float32; the noise in float64 is declined."""
-    if fp64:
-        return NotImplemented
+    """oracle.draws.gumbel_sample."""
     made = results("gumbel_sample", out, (logits.shape[:1], _INT64))
+    kernel = D.gumbel64 if fp64 else D.gumbel
     split(
-        D.gumbel, len(logits), logits.size * _ELEMENT, logits, req_idx, temperature, seed, pos, made[0],
-        logits.shape[1], bool(apply_temperature),
+        kernel, len(logits), logits.size * _ELEMENT, logits, req_idx, temperature, seed, pos, made[0], logits.shape[1],
+        bool(apply_temperature),
     )  # fmt: skip
     return delivered(out, made)
