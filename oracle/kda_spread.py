@@ -26,22 +26,26 @@ def _last(chunks, sums):
     return np.take_along_axis(sums, np.maximum(chunks.length - 1, 0)[:, None, None, None], axis=2)
 
 
-def _pairs(left, right, sums, error, kept):
-    """sum_d |left_i| |right_j| 2^(G_i - G_j) (1 + the errors of both G), i and j as `kept` says."""
-    out = np.zeros((*left.shape[:-1], left.shape[-2]))
-    for j in range(left.shape[-2]):
-        exponent = np.minimum(sums - sums[..., j : j + 1, :], 0)
-        factor = np.exp2(exponent) * (1 + error + error[..., j : j + 1, :])
-        out[..., j] = np.einsum("...id,...d->...i", np.abs(left) * factor, np.abs(right[..., j, :]))
-    return out * kept
+def _pairs(lefts, right, sums, error):
+    """sum_d left_i right_j 2^(G_i - G_j), j <= i, for each of `lefts`: values, and magnitudes times 1 + both errors."""
+    values, sizes = np.zeros((2, len(lefts), *right.shape[:-1], right.shape[-2]))
+    for j in range(right.shape[-2]):
+        below, here = np.s_[..., j:, :], np.s_[..., j : j + 1, :]
+        factor = np.exp2(np.minimum(sums[below] - sums[here], 0))
+        more = 1 + error[below] + error[here]
+        for value, size, left in zip(values, sizes, lefts):
+            product = left[below] * factor * right[here]
+            value[..., j:, j] = product.sum(-1)
+            size[..., j:, j] = np.einsum("...d,...d->...", np.abs(product), more)
+    return values, sizes
 
 
 def kkt_scale(arguments, results):
     size = arguments["chunk_size"]
     chunks, q, k, gc, beta = parts_of(arguments, size, 1, "q", "k", "gc", "beta")
-    Akk = _pairs(k, k, gc, np.abs(gc), below(size, False)) * np.abs(beta)[..., None]
-    Aqk = _pairs(q, k, gc, np.abs(gc), below(size, True)) * arguments["scale"]
-    return chunks.join(Akk) + SUBNORMAL, chunks.join(Aqk) + SUBNORMAL
+    _, (Akk, Aqk) = _pairs((k, q), k, gc, np.abs(gc))
+    Akk = Akk * below(size, False) * np.abs(beta)[..., None]
+    return chunks.join(Akk) + SUBNORMAL, chunks.join(Aqk * arguments["scale"]) + SUBNORMAL
 
 
 def factors_scale(arguments, results):
@@ -90,10 +94,11 @@ def prefill_scale(arguments, results):
     g, _ = softplus_gate(TRUTH, *(given[name] for name in ("g1", "A_log", "dt_bias", "beta", "threshold")))
     gc, error = (np.cumsum(chunks.split(part), axis=2) / math.log(2) for part in (g, gate_scale(given, results)))
     strength, zero = beta[..., None], np.zeros_like(gc)
-    signed = np.stack([_signed(left, k, gc) for left in (k, q)])
-    Akk, Aqk = signed[0] * strength * below(size, False), signed[1] * arguments["scale"] * below(size, True)
-    Akk_error = _pairs(k, k, gc, error, below(size, False)) * np.abs(strength)
-    Aqk_error = _pairs(q, k, gc, error, below(size, True)) * arguments["scale"]
+    (Akk, Aqk), (Akk_error, Aqk_error) = _pairs((k, q), k, gc, error)
+    Akk, Akk_error = (
+        part * below(size, False) * factor for part, factor in ((Akk, strength), (Akk_error, np.abs(strength)))
+    )
+    Aqk, Aqk_error = Aqk * arguments["scale"], Aqk_error * arguments["scale"]
     keys = k * strength * np.exp2(gc)
     (w, u), errors = factors(Akk, Akk_error, (keys, np.abs(keys) * error), (v * strength, zero[..., :1]), flip)
     kg = k * np.exp2(np.minimum(_last(chunks, gc) - gc, 0))
@@ -106,12 +111,3 @@ def prefill_scale(arguments, results):
         q, new, h, gc, error, Aqk, arguments["scale"], flip, Aqk_error, new_error + flip * np.abs(new), h_error
     )
     return chunks.join(out), E
-
-
-def _signed(left, right, sums):
-    """sum_d left_i right_j 2^(G_i - G_j), exponents above 0 (j > i) cut off."""
-    out = np.zeros((*left.shape[:-1], left.shape[-2]))
-    for j in range(left.shape[-2]):
-        factor = np.exp2(np.minimum(sums - sums[..., j : j + 1, :], 0))
-        out[..., j] = np.einsum("...id,...d->...i", left * factor, right[..., j, :])
-    return out

@@ -10,6 +10,7 @@ import numpy as np
 from vtlab.ops.numerics import TRUTH
 from vtlab.ops.table import Op, lookup
 
+from .compare import assert_bytes, assert_rel_l2
 from .generic import _copied, assert_within_bound, evaluate
 from .goldens import GoldenCase, op_cases
 
@@ -57,15 +58,42 @@ def delta_loop(q, k, v, decay, beta, state, cu, scale, unit_rows=False):
     return out, last
 
 
-def assert_golden(golden: GoldenCase, more: float = 0.0) -> None:
-    """vLLM's results within the mirror's bound around the truth; `more` roundings where its kernel has others."""
+FLUSHED = 2.0**-96
+"""A GPU's fast exponentials and tensor cores take subnormal numbers for 0: 64 of 2^-126 in a sum, in units of 2^-24."""
+
+
+def assert_golden(golden: GoldenCase, more: float = 0.0, exact: bool = False) -> None:
+    """vLLM's results within the mirror's bound around the truth; `more` roundings where its kernel has others.
+
+    exact : 16-bit results are the truth's bytes; without it one of them may round to the other side of a tie.
+    """
     found = lookup(golden.op)
-    arguments = found.bind((), golden.call())
-    bound = replace(found.contract.mirror, roundings=f"{found.contract.mirror.roundings} + {more}")
-    widened = SimpleNamespace(contract=replace(found.contract, mirror=bound), bind=found.bind)
+    arguments, mirror = found.bind((), golden.call()), found.contract.mirror
+
+    def scale(given, results):
+        scales = mirror.scale(given, results)
+        some = scales if isinstance(scales, tuple) else (scales,)
+        return tuple(part + FLUSHED for part in some)
+
+    changes = {"roundings": f"{mirror.roundings} + {more}"}
+    if golden.build == "cuda" and callable(mirror.scale):
+        changes["scale"] = scale
+    widened = SimpleNamespace(contract=replace(found.contract, mirror=replace(mirror, **changes)), bind=found.bind)
     truth = evaluate(found, TRUTH, arguments)
-    names = [*found.contract.returns, *found.contract.mutates]
-    assert_within_bound(widened, _copied(arguments), truth, tuple(golden.outputs[n] for n in names), str(golden))
+    other = tuple(golden.outputs[name] for name in (*found.contract.returns, *found.contract.mutates))
+    assert_within_bound(widened, _copied(arguments), truth, other, str(golden))
+    parity = found.contract.parity
+    for want, got in zip(truth, other):
+        if parity.kind == "rel_l2":
+            assert_rel_l2(got, want, parity.bound, str(golden))
+        if exact and want.dtype.itemsize == 2:
+            assert_bytes(got, want, str(golden))
+
+
+def tf32(golden: GoldenCase) -> int:
+    """Roundings that a GPU's dot products of float32 add: operands of 11 bits, 2^-10 each, so 2^15 units for both."""
+    floats = [array for array in golden.inputs.values() if array.dtype.kind != "i"]
+    return 2**15 if golden.build == "cuda" and floats[0].dtype == np.float32 else 0
 
 
 def goldens(family: str, *ops: str) -> list[GoldenCase]:

@@ -72,23 +72,6 @@ def test_convolution_against_scipy(case):
     assert_bytes(mine, want_state)
 
 
-@checks("causal_conv1d_fwd", "causal_conv1d_update")
-@QUICK
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=3), st.sampled_from([2, 3, 5]))
-def test_pieces_and_tokens_are_the_sequence(cuts, K):
-    """A sequence in pieces of any length, its end token by token: the mirror's bytes."""
-    x, weight, bias = draw((9, 4), "bfloat16", 5), draw((4, K), "float32", 6), draw((4,), "float32", 7)
-    state, yes = draw((1, 4, K - 1), "bfloat16", 8), np.ones(1, np.int32)
-    whole = state.copy()
-    want = oracle.causal_conv1d_fwd.mirror(x, weight, whole, starts(9), yes, bias)
-    mine, pieces, marks = state.copy(), [], sorted({0, 6, *(min(cut, 6) for cut in cuts)})
-    for begin, end in pairwise(marks):
-        pieces.append(oracle.causal_conv1d_fwd.mirror(x[begin:end], weight, mine, starts(end - begin), yes, bias))
-    pieces += [oracle.causal_conv1d_update.mirror(x[t : t + 1], weight, mine, bias) for t in range(6, 9)]
-    assert_bytes(np.concatenate(pieces), want)
-    assert_bytes(mine, whole)
-
-
 @checks("causal_conv1d_update", "causal_conv1d_fwd")
 def test_null_rows_and_sequences_are_skipped():
     """Their outputs are zero and no state changes, NaN or not; an empty sequence leaves its state, fresh or not."""
@@ -106,6 +89,23 @@ def test_null_rows_and_sequences_are_skipped():
     out = oracle.causal_conv1d_fwd(x, weight, mine, starts(1, 1, 0, 2), flags, None, np.int32([3, -1, 1, 0]))
     assert not out[1].any() and np.isfinite(out).all()
     assert_bytes(mine[1:3], state[1:3])
+
+
+@checks("causal_conv1d_fwd", "causal_conv1d_update")
+@QUICK
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=3), st.sampled_from([2, 3, 5]))
+def test_pieces_and_tokens_are_the_sequence(cuts, K):
+    """A sequence in pieces of any length, its end token by token: the mirror's bytes."""
+    x, weight, bias = draw((9, 4), "bfloat16", 5), draw((4, K), "float32", 6), draw((4,), "float32", 7)
+    state, yes = draw((1, 4, K - 1), "bfloat16", 8), np.ones(1, np.int32)
+    whole = state.copy()
+    want = oracle.causal_conv1d_fwd.mirror(x, weight, whole, starts(9), yes, bias)
+    mine, pieces, marks = state.copy(), [], sorted({0, 6, *(min(cut, 6) for cut in cuts)})
+    for begin, end in pairwise(marks):
+        pieces.append(oracle.causal_conv1d_fwd.mirror(x[begin:end], weight, mine, starts(end - begin), yes, bias))
+    pieces += [oracle.causal_conv1d_update.mirror(x[t : t + 1], weight, mine, bias) for t in range(6, 9)]
+    assert_bytes(np.concatenate(pieces), want)
+    assert_bytes(mine, whole)
 
 
 @checks("causal_conv1d_update", "causal_conv1d_fwd")
@@ -136,9 +136,9 @@ def test_short_conv_is_its_chain(case):
 
 @checks("causal_conv1d_fwd", "causal_conv1d_update")
 def test_convolution_against_vllm():
-    """Both sum in orders of their own, a device with fma: within the contract's roundings."""
+    """To the byte in bfloat16 on a GPU: products rounded to bfloat16, sums not; on a CPU both sum and SiLU."""
     for golden in goldens("ssm", "causal_conv1d_fwd", "causal_conv1d_update"):
-        assert_golden(golden)
+        assert_golden(golden, exact=golden.build == "cuda")
 
 
 @checks("gdn_state_gather", "gdn_state_scatter", cases=[case(kind=kind) for kind in ("float32", "bfloat16", "float16")])

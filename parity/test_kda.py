@@ -145,7 +145,7 @@ def test_decays_that_underflow_forget_their_channel():
 @checks("kda_prefill_recurrent", "kda_decode")
 def test_loops_against_vllm():
     for golden in goldens("kda", "kda_decode", "kda_prefill_recurrent"):
-        assert_golden(golden)
+        assert_golden(golden, exact=golden.op == "kda_decode")
 
 
 @checks("kda_decay_gate")
@@ -162,7 +162,7 @@ def test_gates_against_vllm():
 def test_norms_against_vllm():
     """The output norm is rms_norm_gated with a sigmoid and eps 1e-5, one rounding; l2norm divides by a sum's root."""
     for golden in goldens("kda", "rms_norm_gated", "l2norm"):
-        assert_golden(golden)
+        assert_golden(golden, exact=True)
 
 
 Z = np.zeros

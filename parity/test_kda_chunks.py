@@ -15,7 +15,7 @@ from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes, assert_rel_l2, assert_within
 from .harness import case, checks, mutations
-from .recurrences import EXACT, assert_golden, goldens, kept, starts, unit
+from .recurrences import EXACT, assert_golden, goldens, kept, starts, tf32, unit
 from .scalar import draw, rounded, stored
 
 F32 = np.float32
@@ -192,9 +192,12 @@ def test_nan_stays_in_its_sequence():
 
 @checks(*STAGES)
 def test_chunks_against_vllm():
-    """TF32 operands lose up to 2^-10 each, 2^15 units of 2^-24 for both; on a CPU float32 is exact."""
+    """The blocks below the diagonal are products of float32 for bfloat16 keys too, and so the whole has them."""
     for golden in goldens("kda", *STAGES):
-        assert_golden(golden, 2**15 if golden.build == "cuda" else 0)
+        if golden.op == "kda_chunk_prefill" and tf32(golden):
+            continue  # six stages of TF32 are each checked by themselves
+        wide = golden.build == "cuda" and golden.op in ("kda_kkt", "kda_chunk_prefill")
+        assert_golden(golden, max(tf32(golden), 2**15 * wide))
     for golden in goldens("kda", "gdn_solve_tril"):
         assert_golden(golden)
 
