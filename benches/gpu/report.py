@@ -19,7 +19,7 @@ _PAGE = """# Speed
 Times are medians of CUDA-graph replays in microseconds. *cold*: the second-level cache is emptied before each call;
 larger operands are cold anyway. *% of roofline*: the time that the bytes (each input read once, each output written
 once) or the operations need at the rates of the same run, over ours. Peers ran beside us in the same process; the
-best one warm is named. A family's figures are of one run; the rates in the heading are the last one's.
+best one warm is named. A row and its peers are of one run; the rates in the heading are the last one's.
 """
 
 
