@@ -88,7 +88,7 @@ def inverse(order: np.ndarray) -> np.ndarray:
 
 def reordered(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Every run of len(order) neighbours of the last axis in another order."""
-    return values.reshape(-1, len(order))[:, order].reshape(values.shape)
+    return np.take(values.reshape(-1, len(order)), order, axis=1).reshape(values.shape)
 
 
 def interleave(bits: int) -> np.ndarray:
@@ -148,9 +148,9 @@ def marlin_order(bits: int, is_a_8bit: bool = False) -> np.ndarray:
 
 
 MARLIN_GROUPED = np.arange(64).reshape(8, 8).T.reshape(-1)
-"""Scales of groups, and zero points: 64 columns, 8 x 8 turned."""
+"""Scales of groups, and zero points: 64 columns, 8 x 8 turned; its own inverse."""
 MARLIN_SINGLE = np.arange(32).reshape(4, 4, 2).transpose(1, 0, 2).reshape(-1)
-"""Scales of whole columns, and biases: 32 columns, pairs of them 4 x 4 turned."""
+"""Scales of whole columns, and biases: 32 columns, pairs of them 4 x 4 turned; its own inverse."""
 
 
 def marlin_tiles(codes: np.ndarray, bits: int, is_a_8bit: bool) -> np.ndarray:

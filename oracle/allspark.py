@@ -101,7 +101,7 @@ def _columns_fit(arguments, axes):
 def _unpacked(nx, qweight, scale, n):
     """(codes [K, n], scales [1, n])."""
     return (qweight.reshape(-1)[_places(qweight.shape[1], n)],
-            scale[:, lowbit.allspark_scale_place(np.arange(n))])  # fmt: skip
+            np.take(scale, lowbit.allspark_scale_place(np.arange(n)), axis=1))  # fmt: skip
 
 
 @op(

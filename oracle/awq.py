@@ -147,9 +147,9 @@ def awq_gemm(nx, input, qweight, scales, qzeros, *, split_k_iters=8, rounding="v
 
     Shapes: input [M, K] bfloat16 or float16; qweight int32 [K, N / 8], interleaved; scales [G, N]; qzeros int32
     [G, N / 8]; out [M, N].
-    Rounding points: the weight to T, then the store of `out`. Under "vllm", the CUDA kernel, K is dealt to split_k_iters
-    parts, each rounded to T before their sum; "vllm_triton", the Triton kernel as its interpreter runs it, also rounds
-    within a part, block by block. Under "vt" split_k_iters changes nothing.
+    Rounding points: the weight to T, then the store of `out`. Under "vllm", the CUDA kernel, K is dealt to
+    split_k_iters parts, each rounded to T before their sum; "vllm_triton", the Triton kernel as its interpreter
+    runs it, also rounds within a part, block by block. Under "vt" split_k_iters changes nothing.
     Errors: ContractError for other shapes, groups that do not divide K, a split that is no power of two, scales that
     are not finite.
     Source: vllm/model_executor/layers/quantization/awq_triton.py, awq_gemm_kernel.

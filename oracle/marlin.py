@@ -150,48 +150,46 @@ def _groups_fit(arguments, axes):
         "size_k": Scalar(int, minimum=1),
         "group_size": Scalar(int, minimum=-1),
         "is_a_8bit": Flag(),
-        "inverse": Flag(),
     },
     returns={"out": Tensor("G N", like="s")},
     upstream=f"{_UTILS}: marlin_permute_scales",
     examples=(
         {"G": 2, "N": 128, "size_k": 64, "group_size": 32, "s": "bfloat16"},
         {"G": 1, "N": 96, "size_k": 64, "group_size": -1, "s": "float16"},
-        {"G": 2, "N": 64, "size_k": 64, "group_size": 32, "is_a_8bit": True, "s": "float32", "inverse": True},
+        {"G": 2, "N": 64, "size_k": 64, "group_size": 32, "is_a_8bit": True, "s": "float32"},
     ),
     requires=(_groups_fit, _columns_fit),
     **{**_MOVED, "nan": "moved, payload and all"},
 )
-def marlin_permute_scales(nx, s, *, size_k, group_size, is_a_8bit=False, inverse=False):
+def marlin_permute_scales(nx, s, *, size_k, group_size, is_a_8bit=False):
     """Of each 64 columns out[8 i + j] = s[i + 8 j]; of one group, of each 32 out[8 i + 2 j + d] = s[2 i + 8 j + d].
 
-    Shapes: s [size_k / group_size, N], or [1, N] for -1; out [G, N]; `inverse` leads back.
+    Shapes: s [size_k / group_size, N], or [1, N] for -1; out [G, N]. Twice leads back.
     Rounding points: none.
     Errors: ContractError for another number of groups, an N that is no multiple of 64 (32).
     Source: vllm/model_executor/layers/quantization/utils/marlin_utils.py, marlin_permute_scales.
     """
-    order = _scale_order(size_k, group_size, is_a_8bit)
-    return lowbit.reordered(s, lowbit.inverse(order) if inverse else order)
+    return lowbit.reordered(s, _scale_order(size_k, group_size, is_a_8bit))
 
 
 @op(
     row=ROW,
-    args={"s": Tensor("... N", FLOATS), "inverse": Flag()},
+    args={"s": Tensor("... N", FLOATS)},
     returns={"out": Tensor("... N", like="s")},
     upstream=f"{_UTILS}: marlin_permute_bias",
-    examples=({"...": (), "N": 64, "s": "bfloat16"}, {"...": (2,), "N": 32, "s": "float16", "inverse": True}),
+    examples=({"...": (), "N": 64, "s": "bfloat16"}, {"...": (2,), "N": 32, "s": "float16"}),
     requires=(multiple_of("s", -1, 32),),
     **{**_MOVED, "nan": "moved, payload and all"},
 )
-def marlin_permute_bias(nx, s, *, inverse=False):
+def marlin_permute_bias(nx, s):
     """Of each 32 columns out[8 i + 2 j + d] = s[2 i + 8 j + d].
 
-    Shapes: s, out [..., N]; `inverse` leads back.
+    Shapes: s, out [..., N]. Twice leads back.
     Rounding points: none.
     Errors: ContractError for an N that is no multiple of 32.
     Source: vllm/model_executor/layers/quantization/utils/marlin_utils.py, marlin_permute_bias.
     """
-    return lowbit.reordered(s, lowbit.inverse(lowbit.MARLIN_SINGLE) if inverse else lowbit.MARLIN_SINGLE)
+    return lowbit.reordered(s, lowbit.MARLIN_SINGLE)
 
 
 @op(
@@ -258,4 +256,4 @@ def marlin_unpack_zero_points(nx, packed, *, bits, is_a_8bit=False):
     """
     zp = lowbit.unpack(packed, bits, 1)
     zp = zp if is_a_8bit else lowbit.reordered(zp, lowbit.inverse(lowbit.interleave(bits)))
-    return lowbit.reordered(zp, lowbit.inverse(lowbit.MARLIN_GROUPED))
+    return lowbit.reordered(zp, lowbit.MARLIN_GROUPED)

@@ -43,7 +43,11 @@ def _largest_is_positive(arguments, axes):
     row=ROW,
     args={"s": positive_scales("G N", HALVES)},
     returns={"codes": Tensor("G N", ("int16",)), "factor": Tensor("1", ("float32",))},
-    rounding=("quotient = T(s / max s)", "codes = rint(T(quotient * 4096))", "factor = max s / 4096, exact"),
+    rounding=(
+        "quotient = T(s / max s)",
+        "codes = rint(quotient * 4096), the product exact",
+        "factor = max s / 4096, exact",
+    ),
     parity=Parity("bytes"),
     mirror=Bound(ulps=0, why="every operation is rounded to T by definition, float32 to T as float64 to T"),
     nan="refused",
@@ -57,14 +61,14 @@ def marlin_act_int8_process_scales(nx, s):
     """codes = rint(4096 * s / max s): scales of groups as integers, for sums that stay integers; s ~ codes * factor.
 
     Shapes: s [G, N] bfloat16 or float16; codes int16 [G, N]; factor float32 [1].
-    Rounding points: the quotient and its product, each to the scales' dtype T, then the code.
+    Rounding points: the quotient to the scales' dtype T, then the code.
     Errors: ContractError for a NaN, an infinity, or no scale above zero.
     Source: vllm/model_executor/layers/quantization/utils/marlin_utils.py, marlin_act_int8_process_scales.
     """
     value = nx.load(s)
     largest = value.max()
     share = rounded(nx, nx.div(value, largest), s.dtype)
-    steps = np.rint(rounded(nx, nx.mul(share, nx.const(_INT8_STEPS)), s.dtype))
+    steps = np.rint(nx.mul(share, nx.const(_INT8_STEPS)))
     return steps.astype(np.int16), nx.store(nx.div(largest, nx.const(_INT8_STEPS)), np.float32).reshape(1)
 
 
@@ -129,10 +133,8 @@ def _weights(nx, b_q_weight, b_scales, b_zeros, kind):
         zero = marlin_unpack_zero_points.body(nx, b_zeros, bits=kind.bits)
     q = marlin_unpack.body(nx, b_q_weight, bits=kind.bits)
     if len(b_scales) == 1:
-        return nx.store(nx.load(q - zero), b_scales.dtype), lowbit.reordered(
-            b_scales, lowbit.inverse(lowbit.MARLIN_SINGLE)
-        )
-    scales = lowbit.reordered(b_scales, lowbit.inverse(lowbit.MARLIN_GROUPED))
+        return nx.store(nx.load(q - zero), b_scales.dtype), lowbit.reordered(b_scales, lowbit.MARLIN_SINGLE)
+    scales = lowbit.reordered(b_scales, lowbit.MARLIN_GROUPED)
     return dequantised(nx, q, zero, scales), scales
 
 
@@ -201,5 +203,5 @@ def marlin_gemm(nx, a, b_q_weight, b_scales, b_zeros=None, b_bias=None, perm=Non
         out = out if kind.bits == 8 else rounded(nx, out, a.dtype)
         out = nx.mul(out, nx.load(scales))
     if b_bias is not None:
-        out = nx.add(rounded(nx, out, a.dtype), nx.load(marlin_permute_bias.body(nx, b_bias, inverse=True)))
+        out = nx.add(rounded(nx, out, a.dtype), nx.load(marlin_permute_bias.body(nx, b_bias)))
     return nx.store(out, a.dtype)
