@@ -130,6 +130,8 @@ def others():
     passed = oracle.ssd_state_passing(local, sums, last, state)
     cache, where, yes = normal(8, 48, 128, 128), np.int32([5, 0, 3]), np.ones(1, np.int32)
     working = oracle.gdn_state_gather(cache, where)
+    drafts, filter_, held = normal(4, 3, 10240), normal(10240, 4), normal(4, 10240, 5)
+    two = np.full(4, 2, np.int32)
     bcx, weight, taps = normal(64, 3 * 2048), normal(2048, 3), normal(1, 2048, 2)
     q, k, v, kv = *(normal(32, 16, 96, seed=i) for i in range(3)), normal(1, 16, 96, 96, dtype=F32)
     options = {"chunk_size": 256, "dt_softplus": True}
@@ -145,6 +147,7 @@ def others():
         ),
         "gdn_state_gather": lambda: oracle.gdn_state_gather(cache, where),
         "gdn_state_scatter": lambda: oracle.gdn_state_scatter(cache, working, where),
+        "causal_conv1d_update_spec": lambda: oracle.causal_conv1d_update_spec(drafts, filter_, held, two),
         "short_conv": lambda: oracle.short_conv(bcx, weight, taps, np.int32([0, 64]), yes),
         "linear_attention_prefill": lambda: oracle.linear_attention_prefill(
             q, k, v, kv, np.full(16, 0.5, F32), np.int32([0, 32])
@@ -162,6 +165,7 @@ OTHERS = [
     "ssd_recurrent",
     "gdn_state_gather",
     "gdn_state_scatter",
+    "causal_conv1d_update_spec",
     "short_conv",
     "linear_attention_prefill",
 ]

@@ -67,6 +67,9 @@ _PROMISED = {
             matmul_mxf4_bf16_tn""",
         "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
             cp_gather_cache concat_and_cache_mla gather_mla_cache""",
+        "KV-QUANT": """reshape_and_cache_fp8 dequantize_kv_fp8 reshape_and_cache_per_token_head dequantize_kv_heads rht
+            reshape_and_cache_int4 dequantize_kv_int4 concat_and_cache_ds_mla dequantize_ds_mla
+            indexer_k_quant_and_cache cp_gather_indexer_k_quant_cache reshape_and_cache_nvfp4""",
         "QUANT-CIQ-IQUANT": """quantize_row_q8_0 quantize_row_q8_1 quantize_row_q8_k vec_dot matmul_bt_quant
             embedding_quant repack_q8_0x4""",
         "ROPE-QKNORM": """rope_neox rope_cos_sin_cache rope_from_cache rope_build_cache attn_qk_norm_rope_gate
@@ -74,7 +77,8 @@ _PROMISED = {
         "SAMPLING": """apply_temperature greedy_argmax apply_top_k_top_p compute_probs compute_logprobs random_sample
             apply_penalties apply_min_p apply_logit_bias apply_token_mask apply_allowed_token_ids gather_logprobs
             apply_bad_words apply_min_tokens gumbel_sample""",
-        "SSM-MAMBA": """causal_conv1d_fwd causal_conv1d_update short_conv gdn_state_gather gdn_state_scatter
+        "SSM-MAMBA": """causal_conv1d_fwd causal_conv1d_update causal_conv1d_update_spec short_conv
+            gdn_state_gather gdn_state_scatter
             selective_state_update selective_scan ssd_chunk_cumsum ssd_chunk_state ssd_state_passing ssd_bmm_chunk
             ssd_chunk_scan ssd_chunk_prefill ssd_recurrent mamba2_rmsnorm_gated linear_attention_decode
             linear_attention_prefill""",
@@ -121,7 +125,7 @@ ROWS: dict[str, Row] = _rows(
     ("GEMM-W4A8", "w4a8 w4a8_matmul", "4-bit weight, 8-bit activation GEMM"),
     ("KDA-DELTA", "kda kda_chunks", "Kimi delta attention"),
     ("KV-CACHE", "kv_cache kv_blocks kv_latent", "paged KV insert, gather, copy"),
-    ("KV-QUANT", "kv_quant", "quantised KV caches"),
+    ("KV-QUANT", "kv_quant kv_quant_heads kv_quant_latent", "quantised KV caches"),
     ("MHC-SINKHORN", "mhc", "manifold-constrained hyper-connections"),
     ("MOE-QUANTIZED", "moe", "quantised fused experts"),
     ("MOE-ROUTING", "moe_routing", "top-k routing and permutation"),
@@ -133,5 +137,5 @@ ROWS: dict[str, Row] = _rows(
     ("ROPE-QKNORM", "rope rope_fused", "rotary embeddings, caches, QK norm"),
     ("SAMPLING", "sampling draws logits token_masks", "logits processing, truncation, sampling"),
     ("SPEC-DECODE", "spec_decode", "speculative decoding"),
-    ("SSM-MAMBA", "causal_conv state_cache ssm ssd ssd_scan linear_attention", "Mamba and Mamba-2"),
+    ("SSM-MAMBA", "causal_conv causal_conv_spec state_cache ssm ssd ssd_scan linear_attention", "Mamba and Mamba-2"),
 )

@@ -15,6 +15,7 @@ from .attention import attention, paged_attention
 from .attention_merge import merge_attn_states
 from .awq import awq_dequantize, awq_gemm, triton_w4a16_gemm
 from .causal_conv import causal_conv1d_fwd, causal_conv1d_update, short_conv
+from .causal_conv_spec import causal_conv1d_update_spec
 from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .fp4 import dequantize_nvfp4, scaled_fp4_quant, swizzle_blockscale
@@ -54,6 +55,20 @@ from .kda_chunks import (
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
 from .kv_latent import concat_and_cache_mla, gather_mla_cache
+from .kv_quant import dequantize_kv_fp8, reshape_and_cache_fp8
+from .kv_quant_heads import (
+    dequantize_kv_heads,
+    dequantize_kv_int4,
+    reshape_and_cache_int4,
+    reshape_and_cache_per_token_head,
+    rht,
+)
+from .kv_quant_latent import (
+    concat_and_cache_ds_mla,
+    cp_gather_indexer_k_quant_cache,
+    dequantize_ds_mla,
+    indexer_k_quant_and_cache,
+)
 from .linear_attention import linear_attention_decode, linear_attention_prefill
 from .logits import apply_min_p, apply_penalties, apply_temperature, apply_top_k_top_p
 from .machete import machete_mm, machete_prepack_b, machete_unpack_b
@@ -147,12 +162,15 @@ __all__ = [
     "cast_f32",
     "causal_conv1d_fwd",
     "causal_conv1d_update",
+    "causal_conv1d_update_spec",
     "compute_logprobs",
     "compute_probs",
+    "concat_and_cache_ds_mla",
     "concat_and_cache_mla",
     "convert_packed_uint4b8_to_signed_int4",
     "copy_blocks",
     "cp_gather_cache",
+    "cp_gather_indexer_k_quant_cache",
     "cutlass_decode_int4b",
     "cutlass_encode_and_reorder_int4b",
     "cutlass_pack_scale_fp8",
@@ -160,6 +178,10 @@ __all__ = [
     "cutlass_scaled_mm",
     "cutlass_scaled_mm_azp",
     "cutlass_w4a8_mm",
+    "dequantize_ds_mla",
+    "dequantize_kv_fp8",
+    "dequantize_kv_heads",
+    "dequantize_kv_int4",
     "dequantize_nvfp4",
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
@@ -200,6 +222,7 @@ __all__ = [
     "gumbel_sample",
     "hadacore_transform",
     "hadamard",
+    "indexer_k_quant_and_cache",
     "kda_chunk_o",
     "kda_chunk_prefill",
     "kda_decay_gate",
@@ -258,7 +281,11 @@ __all__ = [
     "requant_weight_ue8m0",
     "requantize_with_max_scale",
     "reshape_and_cache",
+    "reshape_and_cache_fp8",
+    "reshape_and_cache_int4",
+    "reshape_and_cache_per_token_head",
     "reshape_and_cache_xpacked",
+    "rht",
     "rms_norm",
     "rms_norm_dynamic_per_token_quant",
     "rms_norm_fp4_quant",

@@ -20,7 +20,7 @@ _VARIANTS = Choice(("vt", "vllm", "vllm_native"))
 _NAN = "propagates to the K tokens that see it"
 _FRESH = Tensor("N", ("int8", "int32"), values=flags("N"))
 _STATE = Tensor("slots C Km1", ("float32", "bfloat16", "float16"))
-_ROUNDING = {
+ROUNDING = {
     "vt": ("out = round(silu(bias + sum_j w_j x_j)), in float32 until then", "state = round(x) to the state's dtype"),
     "vllm": (
         "each product w_j x_j rounded to x's dtype, where w has it too",
@@ -43,7 +43,7 @@ def _state_has_dtype_of_x(arguments, axes):
         raise refuse("conv_state", f"dtype {state}", f"dtype {x}, that of x")
 
 
-def _filtered(nx, taps, weight, bias, dtype, silu, rounding):
+def filtered(nx, taps, weight, bias, dtype, silu, rounding):
     """round(silu(bias + sum_j w_j taps_j)), j ascending, taps a list of [..., C] in the compute type."""
     narrow = rounding == "vllm" and weight.dtype == dtype
     w = nx.load(weight)
@@ -62,7 +62,7 @@ def _magnitudes(arguments, x):
     weight, bias, state = (part if part is None else np.abs(part.astype(np.float64)) for part in (weight, bias, state))
     where = [arguments[name] for name in ("query_start_loc", "has_initial_state") if name in arguments]
     run = _sequences if where else _rows
-    return run(_UNROUNDED, x, weight, bias, state, *where, arguments.get("state_idx"), False, "vt"), state
+    return run(unrounded, x, weight, bias, state, *where, arguments.get("state_idx"), False, "vt"), state
 
 
 def _scale(arguments, results):
@@ -86,7 +86,7 @@ class _Unrounded(type(TRUTH)):
         return self._own(x)
 
 
-_UNROUNDED = _Unrounded()
+unrounded = _Unrounded()
 _MIRROR = Bound("2 * K + 6", scale=_scale, why="K products and sums, SiLU within 1 ulp; the state is moved")
 _SHARED = {
     "weight": Tensor("C K"),
@@ -109,7 +109,7 @@ def _sequences(nx, x, weight, bias, conv_state, query_start_loc, has_initial_sta
         before = np.minimum(place - back, -1) + taps - 1
         windows.append(np.where((place >= back)[:, None], value[np.maximum(np.arange(len(x)) - back, 0)],
                                 old[owner, :, before]))  # fmt: skip
-    out = _filtered(nx, windows, weight, bias, x.dtype, silu, rounding)
+    out = filtered(nx, windows, weight, bias, x.dtype, silu, rounding)
     out[~np.isin(owner, live)] = 0
     for n, slot in zip(live, slots):
         if lengths[n]:
@@ -132,7 +132,7 @@ def _sequences(nx, x, weight, bias, conv_state, query_start_loc, has_initial_sta
         "rounding": _VARIANTS,
     },
     returns={"out": Tensor("T C", like="x")},
-    rounding=_ROUNDING,
+    rounding=ROUNDING,
     order="sequential over the taps, from the bias",
     parity=Parity("bytes"),
     mirror=_MIRROR,
@@ -183,7 +183,7 @@ def _rows(nx, x, weight, bias, conv_state, state_idx, silu, rounding):
     value = nx.load(x[rows])
     window = np.concatenate([nx.load(conv_state[slots]), value[..., None]], axis=2)
     out = np.zeros(x.shape, x.dtype)
-    out[rows] = _filtered(nx, list(np.moveaxis(window, 2, 0)), weight, bias, x.dtype, silu, rounding)
+    out[rows] = filtered(nx, list(np.moveaxis(window, 2, 0)), weight, bias, x.dtype, silu, rounding)
     conv_state[slots] = nx.store(window[..., 1:], conv_state.dtype)
     return out
 
@@ -200,7 +200,7 @@ def _rows(nx, x, weight, bias, conv_state, state_idx, silu, rounding):
         "rounding": _VARIANTS,
     },
     returns={"out": Tensor("B C", like="x")},
-    rounding=_ROUNDING,
+    rounding=ROUNDING,
     order="sequential over the taps, from the bias",
     parity=Parity("bytes"),
     mirror=_MIRROR,

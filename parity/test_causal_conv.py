@@ -122,6 +122,32 @@ def test_convolution_takes_strided_rows_and_large_values():
         assert_bytes(out, np.full((1, 4), -0.0, F32))
 
 
+@checks("causal_conv1d_update_spec", cases=[
+    case(kind="float32", K=4, M=3, rounding="vt"), case(kind="bfloat16", K=2, M=1, rounding="vllm"),
+    case(kind="bfloat16", K=3, M=4, rounding="vllm_native")])  # fmt: skip
+def test_drafted_tokens_are_the_sequence_of_the_accepted_ones(case):
+    """Three steps of M drafts, 1 to M accepted each: outputs are those of the accepted sequence, then the drafts."""
+    K, M, C = case.K, case.M, 4
+    weight, bias = draw((C, K), case.kind, 90), draw((C,), case.kind, 91)
+    call = {"rounding": case.rounding}
+    state, slots = draw((3, C, K + M - 2), case.kind, 92), np.int32([2, -1, 0])
+    accepted = np.int32([M, 1, 1])
+    past = [state[slot][:, n - 1 : n + K - 2].copy() for slot, n in zip(slots, accepted)]
+    begun = np.ones(1, np.int8)
+    for turn in range(3):
+        x, before = draw((3, M, C), case.kind, 93 + turn), state.copy()
+        out = oracle.causal_conv1d_update_spec(x, weight, state, accepted, bias, slots, **call)
+        assert not out[1].any()
+        assert_bytes(state[1], before[1])
+        again = np.int32([1 + turn % M, 1, M])
+        for row in (0, 2):
+            taps = past[row][None].copy()
+            assert_bytes(out[row], oracle.causal_conv1d_fwd(x[row], weight, taps, starts(M), begun, bias, **call))
+            line = np.concatenate([past[row], x[row].T], axis=1)
+            past[row] = line[:, again[row] : again[row] + K - 1]
+        accepted = again
+
+
 @checks("short_conv", cases=[case(kind="float32"), case(kind="bfloat16")])
 def test_short_conv_is_its_chain(case):
     bcx, weight, bias = draw((7, 12), case.kind, 13), draw((4, 3), case.kind, 14), draw((4,), case.kind, 15)
@@ -134,10 +160,10 @@ def test_short_conv_is_its_chain(case):
     assert_bytes(two, one)
 
 
-@checks("causal_conv1d_fwd", "causal_conv1d_update")
+@checks("causal_conv1d_fwd", "causal_conv1d_update", "causal_conv1d_update_spec")
 def test_convolution_against_vllm():
     """To the byte in bfloat16 on a GPU: products rounded to bfloat16, sums not; on a CPU both sum and SiLU."""
-    for golden in goldens("ssm", "causal_conv1d_fwd", "causal_conv1d_update"):
+    for golden in goldens("ssm", "causal_conv1d_fwd", "causal_conv1d_update", "causal_conv1d_update_spec"):
         assert_golden(golden, exact=golden.build == "cuda")
 
 
@@ -173,6 +199,12 @@ REFUSED = {
     "causal_conv1d_update": [("state_idx", (X, W, S, None, np.int32([0, 1, 3])), {}),
                              ("state_idx", (X, W, S, None, np.int32([2, 2, 0])), {}),
                              ("state_idx", (X, W, S[:2].copy()), {}), ("bias", (X, W, S, Z(3, F32)), {})],
+    "causal_conv1d_update_spec": [
+        ("conv_state", (X[None], W, Z((1, 4, 3), F32), np.int32([1])), {}),
+        ("num_accepted_tokens", (X[None], W, Z((1, 4, 4), F32), np.int32([0])), {}),
+        ("num_accepted_tokens", (X[None], W, Z((1, 4, 4), F32), np.int32([4])), {}),
+        ("state_idx", (X[None], W, Z((1, 4, 4), F32), np.int32([1]), None, np.int32([1])), {}),
+    ],
     "short_conv": [("bcx", (X, W, S[:2].copy(), CU, YES), {}),
                    ("query_start_loc", (Z((3, 12), F32), W, S[:2].copy(), CU[::-1].copy(), YES), {})],
     "gdn_state_gather": [("state_idx", (S, np.int32([0, 3])), {}), ("state_idx", (S, np.int32([-1])), {}),
@@ -193,11 +225,11 @@ def test_convolutions_refuse(name):
 
 
 _FILTER = {
-    "taps backwards": ("w[:, j]", "w[:, -1 - j]", "_filtered"),
-    "forget the bias": ("nx.load(bias) if bias is not None else nx.const(0)", "nx.const(0)", "_filtered"),
-    "always SiLU": ("nx.silu(total) if silu else total", "nx.silu(total)", "_filtered"),
-    "one rounding in vLLM's native": ("nx.load(nx.store(total, dtype))", "total", "_filtered"),
-    "products unrounded": ("if narrow else product", "if False else product", "_filtered"),
+    "taps backwards": ("w[:, j]", "w[:, -1 - j]", "filtered"),
+    "forget the bias": ("nx.load(bias) if bias is not None else nx.const(0)", "nx.const(0)", "filtered"),
+    "always SiLU": ("nx.silu(total) if silu else total", "nx.silu(total)", "filtered"),
+    "one rounding in vLLM's native": ("nx.load(nx.store(total, dtype))", "total", "filtered"),
+    "products unrounded": ("if narrow else product", "if False else product", "filtered"),
 }
 mutations("causal_conv1d_fwd", {
     **_FILTER,
@@ -210,6 +242,13 @@ mutations("causal_conv1d_update", {
     **_NARROW,
     "the state as it was": ("nx.store(window[..., 1:],", "nx.store(window[..., :-1],", "_rows"),
     "rows for slots": ("conv_state[slots] = ", "conv_state[rows] = ", "_rows"),
+})  # fmt: skip
+mutations("causal_conv1d_update_spec", {
+    "one draft too many": ("num_accepted_tokens[rows] - 1", "num_accepted_tokens[rows] * 0", "_update"),
+    "shift by all drafts": ("nx.store(window[:, :, 1:], conv_state.dtype)",
+                            "nx.store(np.roll(window, 1, axis=2)[:, :, 1:], conv_state.dtype)", "_update"),
+    "always SiLU's opposite": ("filtered(nx, views, weight, bias, x.dtype, silu,",
+                               "filtered(nx, views, weight, bias, x.dtype, not silu,", "_update"),
 })  # fmt: skip
 mutations("short_conv", {
     "activate": ("silu=False", "silu=True"),

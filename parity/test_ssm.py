@@ -14,7 +14,6 @@ from vtlab import oracle
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes, assert_within
-from .goldens import op_cases
 from .harness import case, checks, mutations
 from .recurrences import assert_golden, goldens, starts, tf32
 from .scalar import draw, stored
@@ -251,7 +250,7 @@ def test_steps_against_vllm():
 @checks("selective_scan")
 def test_scan_against_vllm():
     """The H200's block scan multiplies decays of up to 2060 tokens together: as many roundings more of each."""
-    for golden in op_cases("ssm", "selective_scan"):
+    for golden in goldens("ssm", "selective_scan"):
         assert_golden(golden, int(np.diff(golden.inputs["query_start_loc"]).max()))
 
 

@@ -51,6 +51,33 @@ def conv_fwd(record: Record, device: str, kinds: tuple) -> None:
                              "state_idx": shifted(slots)}, {"out": out.t(), "conv_state": held[1:]})  # fmt: skip
 
 
+def conv_spec(record: Record, device: str, kinds: tuple) -> None:
+    """Drafted tokens, some of the last ones accepted."""
+    from vllm.model_executor.layers.mamba.ops.causal_conv1d import causal_conv1d_update
+
+    channels = 12
+    for kind in kinds:
+        for width, drafts in ((4, 3), (2, 2), (3, 1)):
+            name = f"{SHORT[kind]}_K{width}_M{drafts}"
+            x, weight = (
+                normal("x" + name, 3, drafts, channels, dtype=kind),
+                normal("w" + name, channels, width, dtype=kind),
+            )
+            state, slots = normal("s" + name, 5, channels, width + drafts - 2, dtype=kind), index(4, 1, 2)
+            accepted = torch.tensor([drafts, 1, (drafts + 1) // 2], dtype=torch.int32)
+            with record.attempt(f"causal_conv1d_update_spec {name}"):
+                held = state.to(device, copy=True)
+                out = causal_conv1d_update(
+                    x.transpose(1, 2).to(device, copy=True), held, weight.to(device), None, "silu", slots.to(device),
+                    num_accepted_tokens=accepted.to(device),
+                )  # fmt: skip
+                record.case("causal_conv1d_update_spec", name, OPS + "causal_conv1d.causal_conv1d_update",
+                            {"rounding": "vllm"},
+                            {"x": x, "weight": weight, "conv_state": state[1:], "num_accepted_tokens": accepted,
+                             "state_idx": shifted(slots)},
+                            {"out": out.transpose(1, 2), "conv_state": held[1:]})  # fmt: skip
+
+
 def conv_native(record: Record) -> None:
     """What the CPU build uses itself without AMX: torch's convolution, rounded, and then SiLU, rounded again."""
     from vllm.model_executor.layers.mamba.ops.cpu import causal_conv1d as native
@@ -175,7 +202,7 @@ def linear_attention(record: Record, device: str, kinds: tuple) -> None:
 
 def capture(record: Record, device: str, kinds: tuple) -> None:
     with torch.no_grad():
-        for part in (conv_fwd, conv_update, state_update, linear_attention):
+        for part in (conv_fwd, conv_update, conv_spec, state_update, linear_attention):
             with record.attempt(part.__name__):
                 part(record, device, kinds)
 
