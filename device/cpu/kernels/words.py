@@ -257,11 +257,14 @@ def _dots(name: str, rows: int, count: int, stride: int, add):
         def generate(context, builder, sig, args):
             words, at, step = args
             sums = [[ir.Constant(WORDS, [I32(0)] * LANES)] * 2 for _ in range(rows)]
-            starts = [builder.add(at, builder.mul(step, I64(row))) for row in range(rows)]
+            starts = [
+                builder.inttoptr(builder.add(at, builder.mul(step, I64(row))), I32.as_pointer()) for row in range(rows)
+            ]
+            first = builder.inttoptr(words, WORDS.as_pointer())
             for k in range(count):
-                w = builder.load(_at(builder, words, I64(64 * stride * k), WORDS), align=64)
+                w = builder.load(builder.gep(first, [I64(stride * k)]), align=64)
                 for row in range(rows):
-                    word = builder.load(_at(builder, starts[row], I64(4 * stride * k), I32), align=4)
+                    word = builder.load(builder.gep(starts[row], [I64(stride * k)]), align=4)
                     sums[row][k % 2] = add(builder, sums[row][k % 2], w, splat(builder, word).value)
             totals = [builder.add(*halves) for halves in sums]
             return context.make_tuple(builder, sig.return_type, totals)
