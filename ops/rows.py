@@ -123,7 +123,7 @@ ROWS: dict[str, Row] = _rows(
     ("GEMM-NVFP4-W4A4", "fp4 fp4_matmul", "NVFP4 quantisation and GEMM"),
     ("GEMM-QUTLASS-MX", "mxfp4", "MXFP4 and MXFP8 with Hadamard"),
     ("GEMM-W4A8", "w4a8 w4a8_matmul", "4-bit weight, 8-bit activation GEMM"),
-    ("KDA-DELTA", "kda kda_chunks", "Kimi delta attention"),
+    ("KDA-DELTA", "kda kda_chunks kda_chunk_states", "Kimi delta attention"),
     ("KV-CACHE", "kv_cache kv_blocks kv_latent", "paged KV insert, gather, copy"),
     ("KV-QUANT", "kv_quant kv_quant_heads kv_quant_latent", "quantised KV caches"),
     ("MHC-SINKHORN", "mhc", "manifold-constrained hyper-connections"),
@@ -137,5 +137,9 @@ ROWS: dict[str, Row] = _rows(
     ("ROPE-QKNORM", "rope rope_fused", "rotary embeddings, caches, QK norm"),
     ("SAMPLING", "sampling draws logits token_masks", "logits processing, truncation, sampling"),
     ("SPEC-DECODE", "spec_decode", "speculative decoding"),
-    ("SSM-MAMBA", "causal_conv causal_conv_spec state_cache ssm ssd ssd_scan linear_attention", "Mamba and Mamba-2"),
+    (
+        "SSM-MAMBA",
+        "causal_conv causal_conv_spec state_cache ssm ssd ssd_scan ssd_loop mamba_norm linear_attention",
+        "Mamba and Mamba-2",
+    ),
 )

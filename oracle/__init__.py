@@ -44,14 +44,8 @@ from .ggml import embedding_quant, quantize_row_q8_0, quantize_row_q8_1, quantiz
 from .ggml_matmul import matmul_bt_quant, vec_dot
 from .gptq import gptq_dequantize, gptq_gemm
 from .kda import kda_decay_gate, kda_decode, kda_low_rank_decay, kda_prefill_recurrent
-from .kda_chunks import (
-    kda_chunk_o,
-    kda_chunk_prefill,
-    kda_decay_gate_chunk_cumsum,
-    kda_delta_h,
-    kda_kkt,
-    kda_recompute_w_u,
-)
+from .kda_chunk_states import kda_chunk_o, kda_chunk_prefill, kda_delta_h
+from .kda_chunks import kda_decay_gate_chunk_cumsum, kda_kkt, kda_recompute_w_u
 from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_batch
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
 from .kv_latent import concat_and_cache_mla, gather_mla_cache
@@ -72,6 +66,7 @@ from .kv_quant_latent import (
 from .linear_attention import linear_attention_decode, linear_attention_prefill
 from .logits import apply_min_p, apply_penalties, apply_temperature, apply_top_k_top_p
 from .machete import machete_mm, machete_prepack_b, machete_unpack_b
+from .mamba_norm import mamba2_rmsnorm_gated
 from .marlin import (
     awq_marlin_repack,
     awq_to_marlin_zero_points,
@@ -113,7 +108,8 @@ from .rope_fused import attn_qk_norm_rope_gate, fused_qk_norm_rope, rope_and_cac
 from .sampling import compute_logprobs, compute_probs, gather_logprobs, greedy_argmax
 from .splits import attn_gate_split, gdn_conv_split, qkv_split
 from .ssd import ssd_bmm_chunk, ssd_chunk_cumsum, ssd_chunk_state, ssd_state_passing
-from .ssd_scan import mamba2_rmsnorm_gated, ssd_chunk_prefill, ssd_chunk_scan, ssd_recurrent
+from .ssd_loop import ssd_recurrent
+from .ssd_scan import ssd_chunk_prefill, ssd_chunk_scan
 from .ssm import selective_scan, selective_state_update
 from .state_cache import gdn_state_gather, gdn_state_scatter
 from .token_masks import (

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtlab.ops.contract import Bound, Choice, Flag, Parity, Scalar, Tensor, refuse
+from vtlab.ops.contract import Bound, Flag, Scalar, Tensor, refuse
 from vtlab.ops.table import op
 
 from . import ssd_spread
 from .causal_conv import ROW
-from .delta_rule import ORDER
 from .gdn_chunks import TENSOR_CORES
-from .norm import TREE, inverse_rms
-from .sequences import STARTS, Chunks, products, starts_fit, steps, written
+from .sequences import STARTS, Chunks, products, starts_fit
 from .ssd import (
     CHUNK,
     CUTS,
@@ -25,7 +23,6 @@ from .ssd import (
     SUMS,
     before_chunks,
     chunk_plan,
-    clamped,
     cuts_fit,
     heads_of_groups,
     scan_parts,
@@ -34,21 +31,20 @@ from .ssd import (
     ssd_chunk_state,
     ssd_state_passing,
 )
-from .ssm import step
 
-_CU = Tensor("S", ("int32",), values=lambda rng, axes: STARTS.values(rng, {**axes, "N": axes["R"]}))
-_X, _BC = Tensor("T H P"), Tensor("T G N", like="x")
-_OPTIONS = {
+CU = Tensor("S", ("int32",), values=lambda rng, axes: STARTS.values(rng, {**axes, "N": axes["R"]}))
+X, BC = Tensor("T H P"), Tensor("T G N", like="x")
+OPTIONS = {
     "D": Tensor("* Dw", F32, optional=True, values=lambda rng, axes: rng.standard_normal((axes["H"],))),
     "z": Tensor("T H P", like="x", optional=True),
 }
-_STEPS = {
+BIAS = {
     "dt_bias": Tensor("H", F32, optional=True),
 }
-_LIMITS = {"dt_softplus": Flag(), "dt_min": Scalar(), "dt_max": Scalar()}
+LIMITS = {"dt_softplus": Flag(), "dt_min": Scalar(), "dt_max": Scalar()}
 
 
-def _skip_fits(arguments, axes):
+def skip_fits(arguments, axes):
     """D is [H] or [H, P]"""
     D = arguments["D"]
     if D is not None and tuple(D.shape) not in ((axes["H"],), (axes["H"], axes["P"])):
@@ -76,14 +72,14 @@ def _sequences_counted(arguments, axes):
     row=ROW,
     args={
         "CB": Tensor("NC G Q Q", F32),
-        "x": _X,
+        "x": X,
         "dt": STEPS,
         "dA_cumsum": SUMS,
-        "C": _BC,
+        "C": BC,
         "states": Tensor("NC H P N"),
         "cu_chunk_seqlens": CUTS,
         "seq_idx": Tensor("NC", ("int32",), values=lambda rng, axes: np.sort(rng.integers(0, 2, axes["NC"]))),
-        **_OPTIONS,
+        **OPTIONS,
         "initial_states": Tensor("R H P N", optional=True),
     },
     returns={"out": Tensor("T H P", like="x")},
@@ -103,7 +99,7 @@ def _sequences_counted(arguments, axes):
          "initial_states": "float32"},
         {"T": 5, "H": 2, "P": 4, "G": 1, "N": 4, "NC1": 2, "NC": 1, "Q": 8, "x": "bfloat16"},
     ),
-    requires=(cuts_fit, heads_of_groups, _skip_fits, _sequences_counted),
+    requires=(cuts_fit, heads_of_groups, skip_fits, _sequences_counted),
 )  # fmt: skip
 def ssd_chunk_scan(nx, CB, x, dt, dA_cumsum, C, states, cu_chunk_seqlens, seq_idx, D=None, z=None, initial_states=None):
     """out_i = (exp(a_i) S C_i + sum_j (C_i . B_j) exp(a_i - a_j) dt_j x_j + D x_i) silu(z_i), j <= i in the chunk.
@@ -128,27 +124,21 @@ def ssd_chunk_scan(nx, CB, x, dt, dA_cumsum, C, states, cu_chunk_seqlens, seq_id
     return chunks.join(np.swapaxes(nx.store(_finished(nx, y, np.swapaxes(values, 1, 2), D, gate), x.dtype), 1, 2))
 
 
-def _initial_for_each(arguments, axes):
+def initial_for_each(arguments, axes):
     """a state for each sequence"""
     name = "state" if "state" in arguments else "initial_states"
     if arguments[name] is not None and axes["R"] != axes["S"] - 1:
         raise refuse(name, f"{axes['R']} states", f"{axes['S'] - 1}, one a sequence")
 
 
-def _groups_divide(arguments, axes):
-    """the last axis is a multiple of the groups"""
-    if axes["W"] % arguments["groups"]:
-        raise refuse("groups", arguments["groups"], f"a divisor of {axes['W']}")
-
-
-_WHOLE = {
-    "x": _X,
+WHOLE = {
+    "x": X,
     "dt": Tensor("T H", like="x"),
     "A": NEGATIVE,
-    "B": _BC,
-    "C": _BC,
+    "B": BC,
+    "C": BC,
 }
-_EXAMPLES = (
+EXAMPLES = (
     {"T": 40, "H": 4, "P": 5, "G": 2, "N": 6, "R": 4, "S": 5, "Q": 16, "D": "float32", "z": "float32",
      "dt_bias": "float32", "dt_softplus": True},
     {"T": 9, "H": 2, "P": 4, "G": 1, "N": 4, "R": 1, "S": 2, "Q": 8, "x": "bfloat16", "dt_softplus": True},
@@ -158,13 +148,13 @@ _EXAMPLES = (
 @op(
     row=ROW,
     args={
-        **_WHOLE,
-        "query_start_loc": _CU,
-        **_OPTIONS,
-        **_STEPS,
+        **WHOLE,
+        "query_start_loc": CU,
+        **OPTIONS,
+        **BIAS,
         "initial_states": Tensor("R H P N", optional=True),
         "chunk_size": CHUNK,
-        **_LIMITS,
+        **LIMITS,
     },
     returns={"out": Tensor("T H P", like="x"), "final_states": Tensor("R_ H P N", F32)},
     rounding=("those of ssd_chunk_cumsum, ssd_chunk_state, ssd_state_passing (to float32), ssd_bmm_chunk and "
@@ -174,8 +164,8 @@ _EXAMPLES = (
     mirror=Bound("4 * Q + 2 * N + 32", scale=ssd_spread.prefill_scale, why="a running error analysis of the stages"),
     nan="propagates within its sequence and head, back to the start of its chunk",
     upstream=OPS + "ssd_combined.py: mamba_chunk_scan_combined_varlen",
-    examples=({**_EXAMPLES[0], "initial_states": "float32"}, _EXAMPLES[1]),
-    requires=(starts_fit, heads_of_groups, _skip_fits, _initial_for_each),
+    examples=({**EXAMPLES[0], "initial_states": "float32"}, EXAMPLES[1]),
+    requires=(starts_fit, heads_of_groups, skip_fits, initial_for_each),
 )  # fmt: skip
 def ssd_chunk_prefill(
     nx, x, dt, A, B, C, query_start_loc, D=None, z=None, dt_bias=None, initial_states=None, *, chunk_size,
@@ -204,117 +194,3 @@ def ssd_chunk_prefill(
     held = np.diff(query_start_loc) > 0
     final[held] = passed[last[held]]
     return out, final
-
-
-@op(
-    row=ROW,
-    args={
-        **_WHOLE,
-        "state": Tensor("R H P N", F32),
-        "query_start_loc": _CU,
-        **_OPTIONS,
-        **_STEPS,
-        **_LIMITS,
-    },
-    returns={"out": Tensor("T H P", like="x")},
-    rounding=("out = round(y), y of the unrounded state", "state = f32(S), once, after the last token"),
-    order="tokens one after the other; over N " + str(ORDER),
-    parity=Parity("bytes"),
-    mirror=Bound("N/8 + 24", scale=ssd_spread.recurrent_scale, why="a step's roundings, carried along by the decays"),
-    nan="propagates within its sequence and head",
-    mutates=("state",),
-    upstream=OPS + "mamba_ssm.py: selective_state_update, token by token",
-    examples=_EXAMPLES,
-    requires=(starts_fit, heads_of_groups, _skip_fits, _initial_for_each, written("state")),
-)
-def ssd_recurrent(
-    nx,
-    x,
-    dt,
-    A,
-    B,
-    C,
-    state,
-    query_start_loc,
-    D=None,
-    z=None,
-    dt_bias=None,
-    *,
-    dt_softplus=False,
-    dt_min=0.0,
-    dt_max=INF,
-):
-    """S = exp(dt_t A) S + dt_t x_t B_t^T; out_t = (S C_t + D x_t) silu(z_t), dt = clamp(softplus(dt + dt_bias)).
-
-    Shapes: x, z [T, H, P], dt [T, H], B, C [T, G, N] of one dtype, head h reads group h // (H / G); A, dt_bias float32
-    [H]; state float32 [R, H, P, N], updated in place; query_start_loc int32 [R + 1]; D float32 [H] or [H, P]; out
-    [T, H, P].
-    Rounding points: out from the unrounded state; the state, once. So the mirror's bytes are the same however a
-    sequence is cut into calls; an empty sequence keeps its state.
-    Errors: ContractError for starts that fall or do not span 0 ... T, H not divisible by G.
-    Source: Dao & Gu 2024 (arXiv 2405.21060). The chunked form is ssd_chunk_prefill.
-    """
-    heads, groups = x.shape[1], B.shape[1]
-    values, S = nx.load(x), nx.load(state).copy()
-    dts = clamped(nx, dt, dt_bias, dt_softplus, dt_min, dt_max)[..., None]
-    keys, queries = (np.repeat(nx.load(part), heads // max(groups, 1), axis=1)[:, :, None] for part in (B, C))
-    skip = None if D is None else nx.load(D)[:, None] if D.ndim == 1 else nx.load(D)
-    gate = None if z is None else nx.load(z)
-    out = np.zeros(x.shape, x.dtype)
-    for n, t in steps(query_start_loc):
-        S[n], y = step(
-            nx, S[n], dts[t], nx.load(A)[:, None, None], keys[t], queries[t], values[t], skip,
-            None if gate is None else gate[t],
-        )  # fmt: skip
-        out[t] = nx.store(y, x.dtype)
-    state[...] = nx.store(S, state.dtype)
-    return out
-
-
-@op(
-    row=ROW,
-    rows="...",
-    args={
-        "y": Tensor("... W"),
-        "z": Tensor("... W", like="y"),
-        "weight": Tensor("W"),
-        "groups": Scalar(int, minimum=1),
-        "eps": Scalar(minimum=0),
-        "rounding": Choice(("vt", "vllm", "vllm_native")),
-    },
-    returns={"out": Tensor("... W", like="y")},
-    rounding={
-        "vt": ("scaled = round(y silu(z) / rms) to y's dtype", "out = round(scaled weight) to y's dtype"),
-        "vllm": ("out = round(y silu(z) / rms weight)",),
-        "vllm_native": ("as vt",),
-    },
-    order=str(TREE),
-    parity=Parity("bytes"),
-    mirror=Bound(
-        "(W/256 + 17) / 2 + 12", ulps=3, why="SiLU within 1 ulp twice, the norm as rms_norm; a flip before weight"
-    ),
-    nan="propagates within its row's group",
-    upstream=OPS + "layernorm_gated.py: rms_norm_gated; mamba_mixer2.py: Mixer2RMSNormGated",
-    examples=(
-        {"...": (3,), "W": 24, "groups": 3},
-        {"...": (2, 2), "W": 32, "y": "bfloat16", "weight": "bfloat16", "rounding": "vllm"},
-        {"...": (2,), "W": 40, "y": "bfloat16", "weight": "bfloat16", "groups": 2, "rounding": "vllm_native"},
-    ),
-    requires=(_groups_divide,),
-)
-def mamba2_rmsnorm_gated(nx, y, z, weight, *, groups=1, eps=1e-5, rounding="vt"):
-    """out = h / sqrt(mean(h^2) + eps) weight, h = y silu(z), the mean over each of `groups` parts of the last axis.
-
-    Shapes: y, z, out [..., W] of one dtype; weight [W]; W a multiple of `groups`.
-    Rounding points: "vt" and "vllm_native" (several groups in vLLM) round before the weight; "vllm" (its kernel, for
-    one group) rounds once.
-    Errors: ContractError for W not divisible by groups, eps < 0.
-    Source: vLLM's layernorm_gated.py and mamba_mixer2.py.
-    """
-    gate = nx.load(z)
-    gated = nx.mul(nx.load(y), nx.silu(gate))
-    parts = gated.reshape(*gated.shape[:-1], groups, -1)
-    scaled = nx.mul(parts, inverse_rms(nx, parts, eps)).reshape(gated.shape)
-    if rounding != "vllm":
-        scaled = nx.load(nx.store(scaled, y.dtype))
-    return nx.store(nx.mul(scaled, nx.load(weight)), y.dtype)

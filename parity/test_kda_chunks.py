@@ -253,10 +253,10 @@ mutations("kda_kkt", {
     "drop the diagonal of q": ("below(chunk_size, True) & valid", "below(chunk_size, False) & valid"),
     "no scale": ("nx.mul(found[1], scale)", "found[1]"),
     "blocks do not fade": ("nx.mul(left, fade)", "left"),
-    "natural base": ("nx.mul(x, math.log(2))", "x", "_exp2"),
+    "natural base": ("nx.mul(x, math.log(2))", "x", "exp2"),
 })  # fmt: skip
 mutations("kda_recompute_w_u", {
-    "no decay": ("nx.mul(nx.mul(keys, strength), _exp2(nx, sums))", "nx.mul(keys, strength)"),
+    "no decay": ("nx.mul(nx.mul(keys, strength), exp2(nx, sums))", "nx.mul(keys, strength)"),
     "kg from the start": ("nx.sub(last, sums)", "sums"),
     "factors unrounded": ("nx.load(nx.store(factor, dtype))", "factor"),
     "transposed": ("products(nx, matrix,", "products(nx, matrix.swapaxes(-1, -2),"),
@@ -264,13 +264,13 @@ mutations("kda_recompute_w_u", {
 mutations("kda_delta_h", {
     "unrounded v_new": ("nx.load(nx.store(new, dtype))", "new"),
     "the state stays": ("nx.mul(S, keep[c])", "S"),
-    "natural base": ("_exp2(nx, last)", "nx.exp(last)"),
+    "natural base": ("exp2(nx, last)", "nx.exp(last)"),
 })  # fmt: skip
 mutations("kda_chunk_o", {
     "q rounded once": ("nx.load(nx.store(nx.mul(nx.load(chunks.split(q)), scale), dtype))",
                        "nx.mul(nx.load(chunks.split(q)), scale)"),
     "all of Aqk": ("below(chunks.size, True)", "np.ones((chunks.size, chunks.size), bool)"),
-    "q does not fade": ("nx.mul(scaled, _exp2(nx, sums))", "scaled"),
+    "q does not fade": ("nx.mul(scaled, exp2(nx, sums))", "scaled"),
     "unrounded weights": ("nx.load(nx.store(nx.where(below(chunks.size, True), nx.load(chunks.split(Aqk)), 0), dtype))",
                           "nx.where(below(chunks.size, True), nx.load(chunks.split(Aqk)), 0)"),
 })  # fmt: skip
