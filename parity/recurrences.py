@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -94,6 +95,21 @@ def tf32(golden: GoldenCase) -> int:
     """Roundings that a GPU's dot products of float32 add: operands of 11 bits, 2^-10 each, so 2^15 units for both."""
     floats = [array for array in golden.inputs.values() if array.dtype.kind != "i"]
     return 2**15 if golden.build == "cuda" and floats[0].dtype == np.float32 else 0
+
+
+def fma32(a, b, c) -> np.float32:
+    """float32(a b + c), rounded once: the product of two float32 is exact in float64, the sum in fractions."""
+    return np.float32(float(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))))
+
+
+def dot32(a, b) -> np.float32:
+    """sum a_i b_i as the rules' kernels form it: eight lanes of four neighbours, a chain of fma each, then a tree."""
+    lanes = [np.float32(0)] * 8
+    for i, (x, y) in enumerate(zip(a, b)):
+        lanes[i // 4 % 8] = fma32(x, y, lanes[i // 4 % 8])
+    for half in (4, 2, 1):
+        lanes = [np.float32(lanes[t] + lanes[t + half]) for t in range(half)]
+    return lanes[0]
 
 
 def goldens(family: str, *ops: str) -> list[GoldenCase]:

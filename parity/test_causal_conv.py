@@ -13,6 +13,7 @@ from scipy.signal import lfilter
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
+from vtlab.ops.numerics import MIRROR
 
 from .compare import assert_bytes, assert_within
 from .harness import case, checks, mutations
@@ -70,6 +71,23 @@ def test_convolution_against_scipy(case):
     out = oracle.causal_conv1d_fwd(x, weight, mine, cu, begun, bias, slots, **call)
     assert_bytes(out, stored(want.reshape(-1), x))
     assert_bytes(mine, want_state)
+
+
+@checks("causal_conv1d_update", "causal_conv1d_fwd")
+def test_mirror_rounds_products_and_sums_from_the_bias_on():
+    x, weight, bias = draw((1, 5), "float32", 85), draw((5, 4), "float32", 86), draw((5,), "float32", 87)
+    state = draw((1, 5, 3), "float32", 88)
+    line = np.concatenate([state[0], x.T], axis=1)
+    for silu in (False, True):
+        out = oracle.causal_conv1d_update.mirror(x, weight, state.copy(), bias, silu=silu)
+        total = bias.copy()
+        for j in range(4):
+            total = total + weight[:, j] * line[:, j]
+        assert_bytes(out[0], MIRROR.silu(total) if silu else total)
+        again = oracle.causal_conv1d_fwd.mirror(
+            x, weight, state.copy(), starts(1), np.ones(1, np.int8), bias, silu=silu
+        )
+        assert_bytes(again, out)
 
 
 @checks("causal_conv1d_update", "causal_conv1d_fwd")

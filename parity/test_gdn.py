@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
+from vtlab.ops.numerics import MIRROR
 
 from .compare import assert_bytes, assert_within
 from .harness import case, checks, mutations
-from .recurrences import assert_golden, delta_loop, goldens, kept, starts, unit
+from .recurrences import assert_golden, delta_loop, dot32, fma32, goldens, kept, starts, unit
 from .scalar import draw, rounded, stored
 
 F32 = np.float32
@@ -112,6 +113,28 @@ def test_packed_decode_against_scalars(case):
     out = oracle.gdn_packed_decode(mixed, a, b, A_log, dt_bias, mine, slots, scale=0.4)
     assert_bytes(out, want_out)
     assert_bytes(mine, want)
+
+
+@checks("gdn_packed_decode")
+def test_packed_mirror_is_float32_in_its_order():
+    """Every operation of the mirror as a float32 scalar, but for exp, softplus and sigmoid, which are its own."""
+    mixed, a, b, A_log, dt_bias = packed(rows=1, Dk=40, Dv=2)
+    cache = draw((1, 2, 2, 40), "float32", 44)
+    mine = cache.copy()
+    out = oracle.gdn_packed_decode.mirror(mixed, a, b, A_log, dt_bias, mine, np.int32([0]), scale=0.3)
+    q, k, v = mixed[0, :40], mixed[0, 40:80], mixed[0, 80:].reshape(2, 2)
+    one, eps = F32(1), F32(1e-6)
+    factor = F32(one / np.sqrt(F32(dot32(q, q) + eps))) * F32(0.3)
+    q, k = q * factor, k * F32(one / np.sqrt(F32(dot32(k, k) + eps)))
+    decay = MIRROR.exp(-MIRROR.exp(A_log) * MIRROR.softplus(a[0] + dt_bias))
+    beta = MIRROR.sigmoid(b[0])
+    for h in range(2):
+        for j in range(2):
+            row = cache[0, h, j] * decay[h]
+            change = F32(F32(v[h, j] - dot32(row, k)) * beta[h])
+            row = F32([fma32(change, x, s) for x, s in zip(k, row)])
+            assert_bytes(mine[0, h, j], row)
+            assert_bytes(out[0, h, j : j + 1], F32([dot32(row, q)]))
 
 
 @checks("gdn_packed_decode")
@@ -297,6 +320,12 @@ mutations("gdn_packed_decode", {
     "a decay above 1": ("nx.neg(nx.exp(nx.load(A_log)))", "nx.exp(nx.load(A_log))", "_packed_parts"),
     "swap q and k": ("lanes[:, :keys], lanes[:, keys : 2 * keys]", "lanes[:, keys : 2 * keys], lanes[:, :keys]",
                      "_packed_parts"),
+    "another factor first": ("nx.mul(q, nx.mul(unit_factor(nx, q), scale))",
+                             "nx.mul(nx.mul(q, unit_factor(nx, q)), scale)",
+                             "_packed_parts"),
+    "plain sums": ("nx.fma(change[..., None], k[..., None, :], S)",
+                   "nx.add(nx.mul(change[..., None], k[..., None, :]), S)",
+                   _RULE + "step"),
     "slot 0 is null": ("rows_and_slots(state_idx,", "rows_and_slots(state_idx - (state_idx == 0),", _ONE),
 })  # fmt: skip
 mutations("gdn_decode", {
