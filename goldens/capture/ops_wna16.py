@@ -1,4 +1,4 @@
-"""Integer-weight goldens from vLLM's Python: quantiser, packings, Marlin layouts, W4A8 scales, Triton's products.
+"""Integer-weight goldens: vLLM's Python quantiser, packings, Marlin layouts, W4A8 scales; products of its kernels.
 
 OMP_NUM_THREADS=1 python goldens/capture/ops_wna16.py --out goldens/ops
 
@@ -12,12 +12,14 @@ import inspect
 import interpreted  # noqa: F401  must come before anything of vLLM
 import torch
 from record import Record, generator, normal, run
+from vllm import _custom_ops as custom_ops
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels.linear.mixed_precision.triton_w4a16 import triton_w4a16_gemm
 from vllm.model_executor.layers.quantization import awq_triton
 from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
 from vllm.model_executor.layers.quantization.utils import marlin_utils, marlin_utils_test, quant_utils
 from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
+from vllm.platforms import current_platform
 from vllm.scalar_type import scalar_types
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -149,6 +151,26 @@ def products(record: Record) -> None:
                             {"out": triton_w4a16_gemm(x, plain, s, z, k // groups)})  # fmt: skip
 
 
+def compiled(record: Record) -> None:
+    """The CPU build's own product of GPTQ weights: columns in blocks of 16, bfloat16, zero points as they are stored."""
+    current_platform.import_kernels()
+    for name, m, k, n, groups, by_row in (("zeros", 5, 256, 64, 2, False), ("g_idx", 3, 128, 96, 4, True)):
+        q, s, x = (
+            codes(f"cpu{k}", 4, k, n),
+            scales(f"cpus{k}", groups, n, dtype=BF16),
+            normal(f"cpux{k}", m, k, dtype=BF16),
+        )
+        zero = torch.full((groups, n), 8, dtype=torch.int32) if by_row else codes(f"cpuz{k}", 4, groups, n)
+        g_idx = (torch.randperm(k, generator=generator("cpug")) // (k // groups)).int() if by_row else None
+        zeros = quant_utils.pack_cols(zero, 4, groups, n)
+        blocks = quant_utils.pack_cols(q, 4, k, n).view(k, -1, 2).permute(1, 0, 2).reshape(-1, 2 * k).contiguous()
+        with record.attempt(f"gptq_gemm {name}"):
+            out = custom_ops.cpu_gemm_wna16(x, blocks, s, None if by_row else zeros, g_idx, None, 8, "vec")
+            record.case("gptq_gemm", f"{m}x{k}x{n}_{name}", "cpu_gemm_wna16", {"use_v2_format": True},
+                        {"a": x, "b_q_weight": quant_utils.gptq_pack(q, 4, k, n), "b_gptq_qzeros": zeros,
+                         "b_gptq_scales": s, "b_g_idx": g_idx}, {"out": out})  # fmt: skip
+
+
 def w4a8(record: Record) -> None:
     to_fp8 = without_assertions(quant_utils, "convert_bf16_scales_to_fp8")
     to_int4 = without_assertions(quant_utils, "convert_packed_uint4b8_to_signed_int4_inplace")
@@ -166,7 +188,7 @@ def w4a8(record: Record) -> None:
 
 
 def capture(record: Record) -> None:
-    for part in (quantiser, packings, act_order, marlin, products, w4a8):
+    for part in (quantiser, packings, act_order, marlin, products, compiled, w4a8):
         with record.attempt(part.__name__):
             part(record)
 

@@ -1,0 +1,113 @@
+"""Integer weights at a layer of 4096 x 4096: quantiser, packings, dequantised weights, products of 1 and 32 tokens."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from vtlab import oracle
+
+from .peer import SIDES, compare, normal
+
+K = N = 4096
+GROUP = 128
+RNG = np.random.Generator(np.random.PCG64(0))
+
+
+def words(*shape: int) -> np.ndarray:
+    return RNG.integers(-(1 << 31), 1 << 31, shape).astype(np.int32)
+
+
+def scales(dtype) -> np.ndarray:
+    return RNG.uniform(0.004, 0.02, (K // GROUP, N)).astype(dtype)
+
+
+def nibbles(words, dim: int):
+    """Codes of 4 bits along an axis of a torch tensor of words."""
+    import torch
+
+    parts = [words >> 4 * i & 15 for i in range(8)]
+    return torch.stack(parts, dim + 1).flatten(dim, dim + 1)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_quantise(benchmark, side):
+    def peer(w):
+        grouped = w.double().view(-1, GROUP, N)
+        scale = (grouped.amax(1, keepdim=True) / 7).abs().maximum((grouped.amin(1, keepdim=True) / -8).abs())
+        q = (grouped / scale).round().clamp(-8, 7)
+        return (q * scale).bfloat16(), q.int() + 8, scale.bfloat16()
+
+    def ours(w):
+        return oracle.quantize_weights(w, quant_type="uint4b8", group_size=GROUP)
+
+    compare(benchmark, side, f"quantize_weights {K}x{N}", ours, peer, normal(K, N))
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_unpack(benchmark, side):
+    compare(benchmark, side, f"gptq_unpack {K}x{N}", lambda w: oracle.gptq_unpack(w, bits=4),
+            lambda w: nibbles(w, 0).contiguous(), words(K // 8, N))  # fmt: skip
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_repack(benchmark, side):
+    from vtlab.ops.lowbit import marlin_order
+
+    order = marlin_order(4)
+
+    def peer(w):
+        import torch
+
+        tiles = nibbles(w, 0).view(K // 16, 16, N // 16, 16).transpose(1, 2).reshape(-1, 1024)
+        eights = tiles[:, torch.from_numpy(order)].view(K // 16, -1, 8)
+        return sum(eights[..., i] << 4 * i for i in range(8))
+
+    compare(benchmark, side, f"gptq_marlin_repack {K}x{N}", lambda w: oracle.gptq_marlin_repack(w, bits=4), peer,
+            words(K // 8, N))  # fmt: skip
+
+
+@pytest.mark.parametrize("M", [1, 32])
+@pytest.mark.parametrize("side", SIDES)
+def test_gptq_product(benchmark, side, M):
+    def peer(x, w, z, s):
+        weights = nibbles(w, 0).view(-1, GROUP, N) - (nibbles(z, 1) + 1)[:, None]
+        return (x.double() @ (weights.double() * s.double()[:, None]).view(K, N)).half()
+
+    compare(benchmark, side, f"gptq_gemm {M}x{K}x{N}", oracle.gptq_gemm, peer, normal(M, K, dtype=np.float16),
+            words(K // 8, N), words(K // GROUP, N // 8), scales(np.float16))  # fmt: skip
+
+
+@pytest.mark.parametrize("M", [1, 32])
+@pytest.mark.parametrize("side", SIDES)
+def test_marlin_product(benchmark, side, M):
+    """The peer has its weights in plain order."""
+
+    def ours(x, w, s):
+        return oracle.marlin_gemm(x, w.reshape(K // 16, N * 2), s, quant_type="uint4b8")
+
+    def peer(x, w, s):
+        weights = nibbles(w, 0).view(-1, GROUP, N) - 8
+        return (x.double() @ (weights.double() * s.double()[:, None]).view(K, N)).bfloat16()
+
+    compare(benchmark, side, f"marlin_gemm {M}x{K}x{N}", ours, peer, normal(M, K), words(K // 8, N),
+            scales(ml_dtypes.bfloat16))  # fmt: skip
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_w4a8_product(benchmark, side):
+    codes = (RNG.integers(-0x7E, 0x7F, (32, K)) % 0xFF).astype(np.uint8)
+    tables = oracle.cutlass_pack_scale_fp8(RNG.integers(0, 0x67, (K // GROUP, N)).astype(np.uint8))
+
+    def peer(a, w, t, channel, token):
+        import torch
+
+        q = nibbles(w, 0).view(-1, GROUP, N)
+        entry = torch.gather(t.transpose(1, 2), 1, (q & 7).long())
+        value = torch.where(q > 7, entry, entry ^ 128).view(K, N).view(torch.float8_e4m3fn).double()
+        product = a.view(torch.float8_e4m3fn).double() @ value
+        return (channel * (token[:, None] * product)).bfloat16()
+
+    compare(benchmark, side, f"cutlass_w4a8_mm 32x{K}x{N}", oracle.cutlass_w4a8_mm, peer, codes, words(K // 8, N), tables,
+            np.ones(N, np.float32), np.ones(32, np.float32))  # fmt: skip
