@@ -43,6 +43,7 @@ LENGTHS = [
     case(lengths=(31, 32, 5), size=32, decay=1.0),
     case(lengths=(64, 3), size=64, decay=0.1),
     case(lengths=(40,), size=16, decay=60.0),
+    case(lengths=(63, 65, 128, 2), size=64, decay=0.05),
 ]
 
 

@@ -39,6 +39,7 @@ LENGTHS = [
     case(lengths=(31, 32, 5), size=32, spread=0.3),
     case(lengths=(64, 19), size=64, spread=2.0),
     case(lengths=(40,), size=16, spread=30.0),
+    case(lengths=(63, 65, 15, 17), size=64, spread=0.5),
 ]
 
 
