@@ -1,7 +1,7 @@
 """Products of weights in GGML blocks: sixteen rows of weights at a time are unpacked once and meet every row of a.
 
 Integer sums of a block are exact in any order; what rounds is what `oracle.ggml_dot` rounds, lane by lane of the vector
-in its order. Unpacked rows stay in the core's own cache: their chunk is at most _CHUNK values long.
+in its order. Unpacked rows take two bytes a value at most and stay in the core's own cache; sums stay in registers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .ggml_one import (
     scales_row_q6_k,
 )  # fmt: skip
 from .lanes import spread, zeros
-from .memory import address, allocate, get_f32, get_i32, load_f32, put, release, set_at, store
+from .memory import address, allocate, get_f32, get_i32, load_f32, put, release, scratch, set_at, store
 from .words import (
     add_fours,
     as_float,
@@ -47,8 +47,6 @@ from .words import (
     word_everywhere,
 )  # fmt: skip
 
-_ROWS = 64  # of a that share an unpacked chunk
-_CHUNK = 512  # values that are unpacked at a time: they stay in the first cache while rows of a pass by
 CODES_FIRST, SCALES_FIRST, MINIMUM = 0, 1, 2
 """How a block's integer meets its scales: Q4_0; Q5_0 and Q8_0; Q4_1 and Q5_1."""
 
@@ -102,10 +100,9 @@ def _unpack_32(codes, scales_of, size, b, step, blocks, words, scales):
 
 
 @inlined
-def _four_rows_32(form, offset, words, scales, blocks, a, a_step, a_scales, s_step, totals):
-    """Add a chunk of blocks to the running sums of four rows of a."""
-    one, two = load_f32(totals, 0), load_f32(totals, 16)
-    three, four = load_f32(totals, 32), load_f32(totals, 48)
+def _four_rows_32(form, offset, words, scales, blocks, a, a_step, a_scales, s_step):
+    """Sixteen unpacked rows of weights by four rows of a."""
+    one, two, three, four = zeros(), zeros(), zeros(), zeros()
     for i in range(blocks):
         p, q, r, t = four_rows_of_bytes(words + 512 * i, a + 32 * i, a_step)
         d, m, s = load_f32(scales, 32 * i), load_f32(scales, 32 * i + 16), a_scales + 8 * i
@@ -113,35 +110,32 @@ def _four_rows_32(form, offset, words, scales, blocks, a, a_step, a_scales, s_st
         two = two + _term_32(form, q, offset, d, m, s + s_step)
         three = three + _term_32(form, r, offset, d, m, s + 2 * s_step)
         four = four + _term_32(form, t, offset, d, m, s + 3 * s_step)
-    put(one, totals, 0)
-    put(two, totals, 16)
-    put(three, totals, 32)
-    put(four, totals, 48)
+    return one, two, three, four
+
+
+@inlined
+def _store_four(one, two, three, four, out, at, columns, kind):
+    store(one, out, at, 16, kind)
+    store(two, out, at + columns, 16, kind)
+    store(three, out, at + 2 * columns, 16, kind)
+    store(four, out, at + 3 * columns, 16, kind)
 
 
 @inlined
 def of_32(codes, scales_of, form, offset, size, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
     """Tiles begin ... end of the types with blocks of 32: rows of a by fours, those that are left one by one."""
-    chunk, fours = min(blocks, 2 * _CHUNK // 32), rows // 4 * 4
-    memory = allocate(640 * chunk + 64 * _ROWS) if fours else 0
-    scales = memory + 512 * chunk
-    totals = scales + 128 * chunk
+    fours = rows // 4 * 4
+    memory = allocate(640 * blocks) if fours else 0
+    scales = memory + 512 * blocks
     for tile in range(begin, end):
         column = min(16 * tile, columns - 16)
         at = b + b_step * column
-        for first in range(0, fours, _ROWS):
-            some = min(_ROWS, fours - first)
-            for row in range(some):
-                put(zeros(), totals, 16 * row)
-            for block in range(0, blocks, chunk):
-                here = min(chunk, blocks - block)
-                _unpack_32(codes, scales_of, size, at + size * block, b_step, here, memory, scales)
-                for row in range(0, some, 4):
-                    from_ = (first + row) * blocks + block
-                    _four_rows_32(form, offset, memory, scales, here, a + 32 * from_, 32 * blocks,
-                                  a_scales + 8 * from_, 8 * blocks, totals + 64 * row)  # fmt: skip
-            for row in range(some):
-                store(load_f32(totals, 16 * row), out, (first + row) * columns + column, 16, kind)
+        if fours:
+            _unpack_32(codes, scales_of, size, at, b_step, blocks, memory, scales)
+        for row in range(0, fours, 4):
+            one, two, three, four = _four_rows_32(form, offset, memory, scales, blocks, a + 32 * row * blocks,
+                                                  32 * blocks, a_scales + 8 * row * blocks, 8 * blocks)  # fmt: skip
+            _store_four(one, two, three, four, out, row * columns + column, columns, kind)
         for row in range(fours, rows):
             total = _one_row_32(codes, scales_of, form, offset, size, at, b_step, blocks, a + 32 * row * blocks,
                                 a_scales + 8 * row * blocks)  # fmt: skip
@@ -159,80 +153,84 @@ def _term_256(minimum, sums, low, d, dmin, da):
 
 
 @inlined
-def _whole_chunk(minimum, blocks, words, scales, rows, a, a_step, a_scales, s_step, totals):
-    """Add a chunk of blocks to the running sums of `rows` rows of a."""
-    fours = rows // 4 * 4
-    for row in range(0, fours, 4):
-        for i in range(blocks):
-            w, at, s = words + 4 * BLOCK * i, a + row * a_step + 544 * i, a_scales + row * s_step + 8 * i
-            p, q, r, t = no_words(), no_words(), no_words(), no_words()
-            for part in range(0, 128, 16):
-                p0, q0, r0, t0 = four_rows_of_halves(w + 64 * part, at + 4 * part, a_step)
-                p, q, r, t = p + p0, q + q0, r + r0, t + t0
-            low = four_rows_of_minimums(w + 64 * 128, at + 512, a_step)
-            d, dmin, to = load_f32(scales, 32 * i), load_f32(scales, 32 * i + 16), 16 * row
-            for j in range(4):
-                sums = p if j == 0 else q if j == 1 else r if j == 2 else t
-                term = _term_256(minimum, sums, low[j], d, dmin, spread(get_f32(s + j * s_step, 0)))
-                put(load_f32(totals, to + 16 * j) + term, totals, to + 16 * j)
-    for row in range(fours, rows):
-        total = load_f32(totals, 16 * row)
-        for i in range(blocks):
-            w, at, s = words + 4 * BLOCK * i, a + row * a_step + 544 * i, a_scales + row * s_step + 8 * i
-            sums = no_words()
-            for part in range(0, 128, 16):
-                sums = sums + one_row_of_halves(w + 64 * part, at + 4 * part, a_step)[0]
-            low = one_row_of_minimums(w + 64 * 128, at + 512, a_step)[0]
-            d, dmin = load_f32(scales, 32 * i), load_f32(scales, 32 * i + 16)
-            total = total + _term_256(minimum, sums, low, d, dmin, spread(get_f32(s, 0)))
-        put(total, totals, 16 * row)
+def _four_rows_256(minimum, words, scales, blocks, a, a_step, a_scales, s_step):
+    """Sixteen unpacked rows of weights by four rows of a."""
+    one, two, three, four = zeros(), zeros(), zeros(), zeros()
+    for i in range(blocks):
+        w, at, s = words + 4 * BLOCK * i, a + 544 * i, a_scales + 8 * i
+        p, q, r, t = no_words(), no_words(), no_words(), no_words()
+        for part in range(0, 128, 16):
+            p0, q0, r0, t0 = four_rows_of_halves(w + 64 * part, at + 4 * part, a_step)
+            p, q, r, t = p + p0, q + q0, r + r0, t + t0
+        pm, qm, rm, tm = four_rows_of_minimums(w + 64 * 128, at + 512, a_step)
+        d, dmin = load_f32(scales, 32 * i), load_f32(scales, 32 * i + 16)
+        one = one + _term_256(minimum, p, pm, d, dmin, spread(get_f32(s, 0)))
+        two = two + _term_256(minimum, q, qm, d, dmin, spread(get_f32(s + s_step, 0)))
+        three = three + _term_256(minimum, r, rm, d, dmin, spread(get_f32(s + 2 * s_step, 0)))
+        four = four + _term_256(minimum, t, tm, d, dmin, spread(get_f32(s + 3 * s_step, 0)))
+    return one, two, three, four
+
+
+@inlined
+def _one_row_256(minimum, unpack, size, memory, b, b_step, blocks, a, a_scales):
+    """Sixteen rows of weights by one row of a: each block is unpacked where the one before it was."""
+    total = zeros()
+    for i in range(blocks):
+        unpack(b + size * i, b_step, 1, memory, memory + 4 * BLOCK)
+        sums = no_words()
+        for part in range(0, 128, 16):
+            sums = sums + one_row_of_halves(memory + 64 * part, a + 544 * i + 4 * part, 0)[0]
+        low = one_row_of_minimums(memory + 64 * 128, a + 544 * i + 512, 0)[0]
+        d, dmin = load_f32(memory + 4 * BLOCK, 0), load_f32(memory + 4 * BLOCK, 16)
+        total = total + _term_256(minimum, sums, low, d, dmin, spread(get_f32(a_scales, 2 * i)))
+    return total
 
 
 @inlined
 def of_256(unpack, minimum, size, fold, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
-    """Tiles begin ... end of the types whose blocks of 256 have one running sum."""
-    chunk = min(blocks, _CHUNK // 256)
-    memory = allocate(4 * BLOCK * chunk + 128 * chunk + 64 * _ROWS)
-    scales = memory + 4 * BLOCK * chunk
-    totals = scales + 128 * chunk
+    """Tiles begin ... end of the types whose blocks of 256 have one running sum: rows of a by fours, and one by one."""
+    fours = rows // 4 * 4
+    memory = allocate((4 * BLOCK + 128) * (blocks if fours else 1))
+    scales = memory + 4 * BLOCK * blocks
     for tile in range(begin, end):
         column = min(16 * tile, columns - 16)
-        for first in range(0, rows, _ROWS):
-            some = min(_ROWS, rows - first)
-            for row in range(some):
-                put(zeros(), totals, 16 * row)
-            for block in range(0, blocks, chunk):
-                here, from_ = min(chunk, blocks - block), first * blocks + block
-                unpack(b + b_step * column + size * block, b_step, here, memory, scales)
-                _whole_chunk(minimum, here, memory, scales, some, a + 544 * from_, 544 * blocks, a_scales + 8 * from_,
-                             8 * blocks, totals)  # fmt: skip
-            for row in range(some):
-                store(load_f32(totals, 16 * row) * fold, out, (first + row) * columns + column, 16, kind)
+        at = b + b_step * column
+        if fours:
+            unpack(at, b_step, blocks, memory, scales)
+        for row in range(0, fours, 4):
+            one, two, three, four = _four_rows_256(minimum, memory, scales, blocks, a + 544 * row * blocks,
+                                                   544 * blocks, a_scales + 8 * row * blocks, 8 * blocks)  # fmt: skip
+            _store_four(one * fold, two * fold, three * fold, four * fold, out, row * columns + column, columns, kind)
+        for row in range(fours, rows):
+            total = _one_row_256(minimum, unpack, size, memory, at, b_step, blocks, a + 544 * row * blocks,
+                                 a_scales + 8 * row * blocks)  # fmt: skip
+            store(total * fold, out, row * columns + column, 16, kind)
     release(memory)
 
 
 @inlined
-def _four_in_lanes(minimum, blocks, words, scales, at, step, s_at, s_step, to):
-    """Add a chunk of blocks to the eight running sums, and those of the minimums, of four rows of a."""
-    for i in range(blocks):
-        w, here = words + 4 * BLOCK * i, at + 544 * i
-        d = load_f32(scales, 32 * i)
-        a0, a1 = spread(get_f32(s_at, 2 * i)), spread(get_f32(s_at + s_step, 2 * i))
-        a2, a3 = spread(get_f32(s_at + 2 * s_step, 2 * i)), spread(get_f32(s_at + 3 * s_step, 2 * i))
-        d0, d1, d2, d3 = d * a0, d * a1, d * a2, d * a3
-        for lane in range(8):
-            i0, i1, i2, i3 = four_rows_of_a_lane(w + 64 * lane, here + 4 * lane, step)
-            put(load_f32(to, 16 * lane) + d0 * as_float(i0), to, 16 * lane)
-            put(load_f32(to, 16 * lane + 144) + d1 * as_float(i1), to, 16 * lane + 144)
-            put(load_f32(to, 16 * lane + 288) + d2 * as_float(i2), to, 16 * lane + 288)
-            put(load_f32(to, 16 * lane + 432) + d3 * as_float(i3), to, 16 * lane + 432)
-        if minimum:
-            low = load_f32(scales, 32 * i + 16)
-            i0, i1, i2, i3 = four_rows_of_minimums(w + 64 * 128, here + 512, step)
-            put(load_f32(to, 128) - (low * a0) * as_float(i0), to, 128)
-            put(load_f32(to, 272) - (low * a1) * as_float(i1), to, 272)
-            put(load_f32(to, 416) - (low * a2) * as_float(i2), to, 416)
-            put(load_f32(to, 560) - (low * a3) * as_float(i3), to, 560)
+def _four_in_lanes(minimum, blocks, words, scales, at, step, s_at, s_step):
+    """Sixteen rows of weights by four rows of a: the sums of the minimums, and then lane after lane on top."""
+    one, two, three, four = zeros(), zeros(), zeros(), zeros()
+    if minimum:
+        for i in range(blocks):
+            p, q, r, t = four_rows_of_minimums(words + 4 * BLOCK * i + 64 * 128, at + 544 * i + 512, step)
+            low, s = load_f32(scales, 32 * i + 16), s_at + 8 * i
+            one = one - (low * spread(get_f32(s, 0))) * as_float(p)
+            two = two - (low * spread(get_f32(s + s_step, 0))) * as_float(q)
+            three = three - (low * spread(get_f32(s + 2 * s_step, 0))) * as_float(r)
+            four = four - (low * spread(get_f32(s + 3 * s_step, 0))) * as_float(t)
+    for lane in range(8):
+        a, b, c, d = zeros(), zeros(), zeros(), zeros()
+        for i in range(blocks):
+            p, q, r, t = four_rows_of_a_lane(words + 4 * BLOCK * i + 64 * lane, at + 544 * i + 4 * lane, step)
+            scale, s = load_f32(scales, 32 * i), s_at + 8 * i
+            a = a + (scale * spread(get_f32(s, 0))) * as_float(p)
+            b = b + (scale * spread(get_f32(s + s_step, 0))) * as_float(q)
+            c = c + (scale * spread(get_f32(s + 2 * s_step, 0))) * as_float(r)
+            d = d + (scale * spread(get_f32(s + 3 * s_step, 0))) * as_float(t)
+        one, two, three, four = one + a, two + b, three + c, four + d
+    return one, two, three, four
 
 
 @inlined
@@ -241,37 +239,26 @@ def in_lanes(
 ):
     """Tiles begin ... end of the types whose blocks have eight running sums: rows of a by fours, those that are left
     one by one with every row of weights."""
-    chunk, fours = min(blocks, _CHUNK // 256), rows // 4 * 4
-    memory = allocate(4 * BLOCK * chunk + 128 * chunk + 576 * _ROWS + 64)
-    scales = memory + 4 * BLOCK * chunk
-    totals = scales + 128 * chunk
+    fours = rows // 4 * 4
+    memory = allocate((4 * BLOCK + 128) * blocks) if fours else 0
+    scales, sixteen = memory + 4 * BLOCK * blocks, scratch(16)
     for tile in range(begin, end):
         column = min(16 * tile, columns - 16)
         at = b + b_step * column
-        for first in range(0, fours, _ROWS):
-            some = min(_ROWS, fours - first)
-            for row in range(9 * some):
-                put(zeros(), totals, 16 * row)
-            for block in range(0, blocks, chunk):
-                here = min(chunk, blocks - block)
-                unpack(at + size * block, b_step, here, memory, scales)
-                for row in range(0, some, 4):
-                    from_ = (first + row) * blocks + block
-                    _four_in_lanes(minimum, here, memory, scales, a + 544 * from_, 544 * blocks, a_scales + 8 * from_,
-                                   8 * blocks, totals + 576 * row)  # fmt: skip
-            for row in range(some):
-                to = totals + 576 * row
-                total = load_f32(to, 128)
-                for lane in range(8):
-                    total = total + load_f32(to, 16 * lane)
-                store(total, out, (first + row) * columns + column, 16, kind)
+        if fours:
+            unpack(at, b_step, blocks, memory, scales)
+        for row in range(0, fours, 4):
+            one, two, three, four = _four_in_lanes(minimum, blocks, memory, scales, a + 544 * row * blocks,
+                                                   544 * blocks, a_scales + 8 * row * blocks, 8 * blocks)  # fmt: skip
+            _store_four(one, two, three, four, out, row * columns + column, columns, kind)
         for row in range(fours, rows):
             for i in range(16):
                 dot = one_by_one(codes, scales_of, shift, minimum, size, at + b_step * i, blocks,
                                  a + 544 * row * blocks, a_scales + 8 * row * blocks)  # fmt: skip
-                set_at(dot, totals, i)
-            store(load_f32(totals, 0), out, row * columns + column, 16, kind)
-    release(memory)
+                set_at(dot, sixteen, i)
+            store(load_f32(sixteen, 0), out, row * columns + column, 16, kind)
+    if fours:
+        release(memory)
 
 
 LETTERS = "iiaiiaaiiai"
