@@ -1,4 +1,4 @@
-"""Integer weights at a layer of 4096 x 4096: quantiser, packings, dequantised weights, products of 1 and 32 tokens."""
+"""Integer weights at a layer of 2048 x 2048: quantiser, packings, dequantised weights, products of 1 and 32 tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vtlab import oracle
 
 from .peer import SIDES, compare, normal
 
-K = N = 4096
+K = N = 2048
 GROUP = 128
 RNG = np.random.Generator(np.random.PCG64(0))
 
@@ -109,5 +109,5 @@ def test_w4a8_product(benchmark, side):
         product = a.view(torch.float8_e4m3fn).double() @ value
         return (channel * (token[:, None] * product)).bfloat16()
 
-    compare(benchmark, side, f"cutlass_w4a8_mm 32x{K}x{N}", oracle.cutlass_w4a8_mm, peer, codes, words(K // 8, N), tables,
-            np.ones(N, np.float32), np.ones(32, np.float32))  # fmt: skip
+    compare(benchmark, side, f"cutlass_w4a8_mm 32x{K}x{N}", oracle.cutlass_w4a8_mm, peer, codes, words(K // 8, N),
+            tables, np.ones(N, np.float32), np.ones(32, np.float32))  # fmt: skip

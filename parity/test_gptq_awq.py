@@ -170,9 +170,10 @@ def test_plain_products_against_exact_sums(case):
             assert_bytes(oracle.triton_w4a16_gemm(x, packed(q, 4, 1), s, **more), product(x, flat, finish))
 
 
-@checks("awq_dequantize", "awq_gemm", "triton_w4a16_gemm")
+@checks("gptq_gemm", "awq_dequantize", "awq_gemm", "triton_w4a16_gemm")
 def test_products_against_vllm():
-    same_as_goldens("awq_dequantize", "awq_gemm", "triton_w4a16_gemm")
+    """GPTQ's of its compiled CPU kernel, the others of interpreted Triton kernels."""
+    same_as_goldens("gptq_gemm", "awq_dequantize", "awq_gemm", "triton_w4a16_gemm")
 
 
 @checks("gptq_gemm", "awq_gemm", "triton_w4a16_gemm")

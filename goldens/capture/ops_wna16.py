@@ -152,7 +152,7 @@ def products(record: Record) -> None:
 
 
 def compiled(record: Record) -> None:
-    """The CPU build's own product of GPTQ weights: columns in blocks of 16, bfloat16, zero points as they are stored."""
+    """The CPU build's own product of GPTQ weights: columns in blocks of 16, zero points as they are stored."""
     current_platform.import_kernels()
     for name, m, k, n, groups, by_row in (("zeros", 5, 256, 64, 2, False), ("g_idx", 3, 128, 96, 4, True)):
         q, s, x = (
