@@ -60,6 +60,6 @@ def load(path: str | Path, dtype: str | None = None, weights: str | None = None,
     """
     cache = engine.get("num_blocks", 128) * engine.get("block_size", 16)
     if weights is None:
-        stay = Path(path).suffix == ".gguf" and engine.get("device", "cpu") == "cpu" and dtype != "float16"
+        stay = Path(path).suffix == ".gguf" and engine.get("device") in (None, "cpu") and dtype != "float16"
         weights = "blocks" if stay else "dequantized"
     return Engine(load_decoder(path, dtype, cache, weights), load_tokenizer(path), **engine)

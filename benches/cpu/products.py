@@ -44,7 +44,7 @@ class Product:
                 f"{self.nbytes / self.ours / 1e9:.1f}", f"{rate:.0f}")  # fmt: skip
 
 
-def products(count: int, library: Path | None, seconds: float = 1.0) -> Iterator[Product]:
+def products(count: int, library: Path | None, seconds: float = 2.0) -> Iterator[Product]:
     """Every shape with one row of activations, and with 256 where it is no head, on `count` threads."""
     peer, rng = None if library is None else Peer(library), np.random.Generator(np.random.PCG64(0))
     with threads.using(count):
