@@ -45,38 +45,48 @@ def run_length(bits: int) -> int:
     return math.lcm(bits, 32) // bits
 
 
+def _runs(array: np.ndarray, axis: int, length: int) -> np.ndarray:
+    """[before the axis, runs, length, behind it], the array's own memory."""
+    axis %= array.ndim
+    before, behind = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
+    return array.reshape(before, array.shape[axis] // length, length, behind)
+
+
+def _with_axis(array: np.ndarray, axis: int, size: int) -> tuple[int, ...]:
+    """The array's shape with another size of `axis`."""
+    axis %= array.ndim
+    return (*array.shape[:axis], size, *array.shape[axis + 1 :])
+
+
 def pack(codes: np.ndarray, bits: int, axis: int) -> np.ndarray:
     """Codes along `axis` as a little-endian stream of bits in int32 words: code i of a run begins at bit bits * i.
 
     Codes of 3 bits fill three words by 32, codes 10 and 21 of them across two words.
     """
     length = run_length(bits)
-    last = np.moveaxis(codes, axis, -1)
-    runs = last.reshape(*last.shape[:-1], last.shape[-1] // length, length).astype(np.uint32)
-    words = np.zeros((*runs.shape[:-1], length * bits // 32), np.uint32)
+    words = np.zeros(_with_axis(codes, axis, codes.shape[axis] * bits // 32), np.uint32)
+    runs, into = _runs(codes, axis, length), _runs(words, axis, length * bits // 32)
     for i in range(length):
         word, shift = divmod(bits * i, 32)
-        words[..., word] |= runs[..., i] << np.uint32(shift)
+        value = runs[:, :, i].astype(np.uint32)
+        into[:, :, word] |= value << np.uint32(shift)
         if shift + bits > 32:
-            words[..., word + 1] |= runs[..., i] >> np.uint32(32 - shift)
-    words = words.reshape(*last.shape[:-1], last.shape[-1] * bits // 32)
-    return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
+            into[:, :, word + 1] |= value >> np.uint32(32 - shift)
+    return words.view(np.int32)
 
 
 def unpack(words: np.ndarray, bits: int, axis: int) -> np.ndarray:
     """The inverse of `pack`, int32 codes."""
     length = run_length(bits)
-    last = np.moveaxis(words.view(np.uint32), axis, -1)
-    runs = last.reshape(*last.shape[:-1], last.shape[-1] * 32 // (length * bits), length * bits // 32)
-    codes = np.empty((*runs.shape[:-1], length), np.int32)
+    codes = np.empty(_with_axis(words, axis, words.shape[axis] * 32 // bits), np.int32)
+    runs, into = _runs(words.view(np.uint32), axis, length * bits // 32), _runs(codes, axis, length)
     for i in range(length):
         word, shift = divmod(bits * i, 32)
-        value = runs[..., word] >> np.uint32(shift)
+        value = runs[:, :, word] >> np.uint32(shift)
         if shift + bits > 32:
-            value = value | runs[..., word + 1] << np.uint32(32 - shift)
-        codes[..., i] = value & np.uint32((1 << bits) - 1)
-    codes = codes.reshape(*last.shape[:-1], last.shape[-1] * 32 // bits)
-    return np.ascontiguousarray(np.moveaxis(codes, -1, axis))
+            value = value | runs[:, :, word + 1] << np.uint32(32 - shift)
+        into[:, :, i] = value & np.uint32((1 << bits) - 1)
+    return codes
 
 
 def inverse(order: np.ndarray) -> np.ndarray:

@@ -270,7 +270,7 @@ mutations("gptq_pack", {
     "nothing across words": ("if shift + bits > 32:", "if False:", LOWBIT + "pack"),
 })  # fmt: skip
 mutations("gptq_unpack", {
-    "sign kept": ("words.view(np.uint32)", "words", LOWBIT + "unpack"),
+    "sign kept": ("words.view(np.uint32)", "words.astype(np.int64)", LOWBIT + "unpack"),
     "nothing across words": ("if shift + bits > 32:", "if False:", LOWBIT + "unpack"),
     "a bit short": ("(1 << bits) - 1", "(1 << bits) - 2", LOWBIT + "unpack"),
 })  # fmt: skip
