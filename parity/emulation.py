@@ -21,7 +21,9 @@ from vtlab.device.build import cache_folder
 from vtlab.device.source import texts_of
 
 HEADERS = tuple(Path(__file__).parent / name for name in ("emulation.hpp", "emulation_switch.hpp"))
-FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+FLAGS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+_PLAIN, _WRONG = "-O1", "-O0"
+"""A planted wrong runs a few small cases once: there the compiler's time counts."""
 _KERNEL = re.compile(r"__attribute__\(\(noinline\)\)\s+void\s+(\w+)\s*\(")
 
 
@@ -84,7 +86,8 @@ def _build(family: str, mutate: tuple[str, str] | None, made: Path) -> None:
         )
         (folder / "all.cpp").write_text(plain + entries)
         library = folder / "all.so"
-        _run(compiler(), *FLAGS, str(folder / "all.cpp"), "-o", str(library))
+        level = _PLAIN if mutate is None else _WRONG
+        _run(compiler(), level, *FLAGS, str(folder / "all.cpp"), "-o", str(library))
         library.replace(made)
 
 
