@@ -116,7 +116,7 @@ ROWS: dict[str, Row] = _rows(
     ("GDN-SCRATCH", "gdn_chunk_states", "gated delta rule scratch planning"),
     ("GEMM-BF16", "matmul", "dense GEMM: bf16, f16, f32, batched, merged"),
     ("GEMM-CPU-ELEM", "matmul", "element-exact CPU GEMM"),
-    ("GEMM-DEEPGEMM", "fp8_weights fp8_blocks", "block-scaled fp8 GEMM"),
+    ("GEMM-DEEPGEMM", "fp8_casts fp8_blocks", "block-scaled fp8 GEMM"),
     ("GEMM-FP8", "quant_fp8 quant_int8 fp8_weights fp8_matmul fp8_blocks", "fp8 and int8 quantisation, scaled GEMM"),
     ("GEMM-INT-LOWBIT", "wna16 act_order gptq awq machete allspark", "GPTQ, AWQ, int8 and int4 GEMM"),
     ("GEMM-MARLIN-W4A16", "marlin marlin_matmul", "Marlin 4-bit weight GEMM"),

@@ -27,15 +27,9 @@ from .fp8_blocks import (
     m_grouped_fp8_gemm_nt_masked,
     scaled_mm_block,
 )
+from .fp8_casts import per_block_cast_to_fp8, per_token_cast_to_fp8, requant_weight_ue8m0, transform_sf_layout
 from .fp8_matmul import cutlass_scaled_mm, cutlass_scaled_mm_azp, matmul_fp8_cublaslt, matmul_fp8_cutlass
-from .fp8_weights import (
-    per_block_cast_to_fp8,
-    per_token_cast_to_fp8,
-    requant_weight_ue8m0,
-    requantize_with_max_scale,
-    scaled_fp8_quant_static_group,
-    transform_sf_layout,
-)
+from .fp8_weights import requantize_with_max_scale, scaled_fp8_quant_static_group
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
 from .gdn import gdn_decode, gdn_packed_decode, gdn_prefill
 from .gdn_chunk_states import gdn_chunk_layout, gdn_chunk_o, gdn_chunk_prefill, gdn_delta_h

@@ -9,18 +9,17 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from vtlab.ops.contract import Bound, Choice, Parity, Tensor, refuse
+from vtlab.ops.contract import Choice, Parity, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.table import op
 
 from .fp8_matmul import draw_codes, scales_are
+from .fp8_weights import EXACT
 from .kv_cache import caches_take_writes, draw_slots, slots_fit, written
 from .quant_fp8 import E4M3, e4m3, single
 
 ROW = "KERNEL-KV-QUANT"
 E5M2 = np.dtype(ml_dtypes.float8_e5m2)
-EXACT = Bound(ulps=0, why="float32 roundings are part of the definition: a product or quotient of two float32 rounds "
-              "to the same float32 from float64 as directly")  # fmt: skip
 LAST = "of several tokens with one slot the last is kept (on a device: undefined)"
 OUT_DTYPE = Choice(FLOATS)
 SLOTS = Tensor("S", dtypes=("int64",), values=draw_slots)

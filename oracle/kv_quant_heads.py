@@ -12,8 +12,9 @@ from vtlab.ops.contract import Bound, Flag, Parity, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.table import op
 
+from .fp8_weights import EXACT
 from .kv_cache import apart, slots_fit, takes_writes, written
-from .kv_quant import EXACT, LAST, OUT_DTYPE, ROW, SLOTS, put
+from .kv_quant import LAST, OUT_DTYPE, ROW, SLOTS, put
 from .quant_fp8 import LARGEST, e4m3, largest, single, times_reciprocal
 from .quant_int8 import STEPS, saturated
 

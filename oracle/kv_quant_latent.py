@@ -14,9 +14,10 @@ from vtlab.ops.contract import Flag, Parity, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.table import op
 
+from .fp8_weights import EXACT
 from .kv_blocks import bounds_ascend, pages_exist, places
 from .kv_cache import apart, slots_fit, takes_writes, written
-from .kv_quant import EXACT, LAST, OUT_DTYPE, ROW, SLOTS
+from .kv_quant import LAST, OUT_DTYPE, ROW, SLOTS
 from .quant_fp8 import E4M3, LARGEST, e4m3, largest, power_of_two, single
 
 LATENT, ROPE, TILE = 512, 64, 128

@@ -16,7 +16,7 @@ from .goldens import op_cases
 from .harness import case, checks, mutations
 from .quant_codes import MAGNITUDES, code_of, codes, divided, f32, largest, times
 from .scalar import draw, floats, rounded
-from .test_quant_fp8 import near_ties
+from .test_quant_fp8 import NAN_CODE, near_ties
 
 F32, U8, I32 = np.float32, np.uint8, np.int32
 OPS = (
@@ -49,7 +49,7 @@ def scale_of(rows, columns, seed):
     return np.random.Generator(np.random.PCG64(seed)).uniform(0.01, 0.05, (rows, columns)).astype(F32)
 
 
-@checks(OPS[0], cases=[case(kind=kind) for kind in KINDS])
+@checks(OPS[0], cases=[case(kind=kind, rounding=r) for kind in KINDS for r in ("vt", "vllm", "vllm_native")])
 def test_static_groups_against_scalar_loop(case):
     for (m, k), (r, c) in (((4, 6), (2, 3)), ((3, 8), (1, 1)), ((3, 8), (3, 1)), ((3, 8), (1, 8)), ((0, 4), (1, 2))):
         x, scale = draw((m, k), case.kind, m * k, 9), scale_of(r, c, 1)
@@ -58,7 +58,7 @@ def test_static_groups_against_scalar_loop(case):
         want = [times(float(x[i, j]), divided(1, float(scale[i * r // m, j * c // k])))
                 for i in range(m) for j in range(k)]  # fmt: skip
         for run in both(OPS[0]):
-            assert_bytes(run(x, scale), codes(want, x))
+            assert_bytes(run(x, scale, rounding=case.rounding), codes(want, x, NAN_CODE[case.rounding]))
 
 
 @checks(OPS[0])
@@ -282,6 +282,7 @@ def test_fp8_weights_refuse(name):
 
 
 mutations(OPS[0], {
+    "one code of NaN": ("NAN_CODES[rounding]", "0x7F"),
     "rows and columns swapped": ("np.repeat(np.repeat(scale, rows, 0), columns, 1)",
                                  "np.repeat(np.tile(scale, (rows, 1)), columns, 1)", "spread"),
     "interleaved columns": ("np.repeat(np.repeat(scale, rows, 0), columns, 1)",
