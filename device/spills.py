@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_FOUR_BLOCKS = "two registers of 64: four blocks a multiprocessor are worth more to a memory-bound kernel"
-
-DECLARED: Mapping[tuple[str, str], tuple[int, str]] = {
-    (target, kernel): (16, _FOUR_BLOCKS)
-    for target in ("sm_80", "sm_86")
-    for kernel in ("silu_and_mul_quant_fp8_bf_v8", "silu_mul_quant_fp8_bbf_v8")
-}
+DECLARED: Mapping[tuple[str, str], tuple[int, str]] = {}
 """(target, kernel) -> (bytes stored and loaded at most, the reason)."""
 
 
