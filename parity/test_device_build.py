@@ -116,7 +116,8 @@ def test_the_command_writes_a_manifest(tmp_path):
     assert refused.returncode == 1 and "one of sm_80" in refused.stderr
 
 
-def test_declared_spills_are_bounded_and_of_kernels_that_exist():
+def test_declared_spills_are_bounded_and_of_kernels_that_exist(monkeypatch):
+    monkeypatch.setitem(DECLARED, ("sm_80", "split_2"), (16, "a test's"))
     for (target, kernel), (most, why) in DECLARED.items():
         assert why and spilling(target, {kernel: {"spills": most}}) == []
         assert spilling(target, {kernel: {"spills": most + 1}}) == [kernel]
