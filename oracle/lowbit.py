@@ -15,6 +15,7 @@ from vtlab.ops.numerics import TRUTH
 from .matmul import ORDER
 
 HALVES = ("bfloat16", "float16")
+_ROWS = 32
 BITS = Scalar(int, axis="bits", minimum=2, maximum=8)
 STEPS = "(K + 511) // 512 * 16 + 33"
 WHY = (
@@ -175,13 +176,18 @@ def dequantised(nx, q, zero, scales, g_idx=None) -> np.ndarray:
     zero = np.broadcast_to(np.asarray(zero, np.int32), scales.shape)
     if g_idx is not None:
         return nx.store(nx.mul(nx.load(q - zero[g_idx]), nx.load(scales[g_idx])), scales.dtype)
-    value = nx.load(by_groups(q, len(scales)) - zero[:, None])
-    return nx.store(nx.mul(value, nx.load(scales)[:, None]), scales.dtype).reshape(q.shape)
+    out = np.empty(q.shape, scales.dtype)
+    size = len(q) // len(scales)
+    for g, scale in enumerate(nx.load(scales)):
+        for start in range(g * size, (g + 1) * size, _ROWS):  # in pieces that stay in the caches
+            rows = slice(start, min(start + _ROWS, (g + 1) * size))
+            out[rows] = nx.store(nx.mul(nx.load(q[rows] - zero[g]), scale), scales.dtype)
+    return out
 
 
 def total(nx, x, weights) -> np.ndarray:
     """sum_k x[m, k] * weights[k, n] in ORDER, from +0."""
-    return nx.add(nx.matmul(nx.load(x), np.ascontiguousarray(weights.T), order=ORDER, fused=True), 0.0)
+    return nx.add(nx.matmul(nx.load(x), weights.T, order=ORDER, fused=True), 0.0)
 
 
 def magnitudes(x, weights) -> np.ndarray:
