@@ -102,22 +102,6 @@ def test_activation_order_either_way():
     assert_bytes(oracle.gptq_gemm(x, shuffled, qzeros, s, perm, use_exllama=True), want)
 
 
-@checks("gptq_gemm", "awq_gemm", "triton_w4a16_gemm")
-def test_mirrors_are_those_of_the_plain_product():
-    """Of so many elements some round elsewhere in another order."""
-    k, n, groups = 1056, 160, 3
-    q, stored, s = codes(4, k, n, seed=7), codes(4, groups, n, seed=8), scales(groups, n, "float16", 7)
-    x = draw((16, k), "float16", 8)
-    zero = stored.repeat(k // groups, axis=0)
-    w = ((q - zero).astype(F32) * s.repeat(k // groups, axis=0).astype(F32)).astype(np.float16)
-    want = oracle.matmul_bt.mirror(x, np.ascontiguousarray(w.T))
-    words = packed(interleaved(q, 4), 4, 1), s, packed(interleaved(stored, 4), 4, 1)
-    assert_bytes(oracle.awq_gemm.mirror(x, *words), want)
-    assert_bytes(oracle.triton_w4a16_gemm.mirror(x, packed(q, 4, 1), s, packed(stored, 4, 1)), want)
-    got = oracle.gptq_gemm.mirror(x, packed(q, 4, 0), packed(stored, 4, 1), s, use_v2_format=True)
-    assert_bytes(got, want)
-
-
 def awq_case(k: int, n: int, groups: int, kind: str, seed: int):
     q, zero, s = codes(4, k, n, seed=seed), codes(4, groups, n, seed=seed + 1), scales(groups, n, kind, seed)
     w = weights(q, zero.tolist(), s, [k_ * groups // k for k_ in range(k)])
@@ -182,6 +166,22 @@ def test_a_scale_of_zero_gives_zeros():
     assert not oracle.gptq_gemm(x, words(4, 8), zeros, s).any()
     assert not oracle.awq_gemm(x, words(32, 1), s, zeros).any()
     assert not oracle.triton_w4a16_gemm(x, words(32, 1), s, zeros).any()
+
+
+@checks("gptq_gemm", "awq_gemm", "triton_w4a16_gemm")
+def test_mirrors_are_those_of_the_plain_product():
+    """Of so many elements some round elsewhere in another order."""
+    k, n, groups = 1056, 160, 3
+    q, stored, s = codes(4, k, n, seed=7), codes(4, groups, n, seed=8), scales(groups, n, "float16", 7)
+    x = draw((16, k), "float16", 8)
+    zero = stored.repeat(k // groups, axis=0)
+    w = ((q - zero).astype(F32) * s.repeat(k // groups, axis=0).astype(F32)).astype(np.float16)
+    want = oracle.matmul_bt.mirror(x, np.ascontiguousarray(w.T))
+    words = packed(interleaved(q, 4), 4, 1), s, packed(interleaved(stored, 4), 4, 1)
+    assert_bytes(oracle.awq_gemm.mirror(x, *words), want)
+    assert_bytes(oracle.triton_w4a16_gemm.mirror(x, packed(q, 4, 1), s, packed(stored, 4, 1)), want)
+    got = oracle.gptq_gemm.mirror(x, packed(q, 4, 0), packed(stored, 4, 1), s, use_v2_format=True)
+    assert_bytes(got, want)
 
 
 X, S, Z = draw((2, 32), "float16", 15), scales(2, 8, "float16", 16), words(2, 1)
