@@ -7,6 +7,8 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
@@ -87,9 +89,13 @@ def test_a_block_and_its_opposite_leave_one_rounding():
 
 @checks(DENSE)
 def test_deepgemm_against_exact_sums():
-    for m, n, k in ((2, 64, 256), (1, 192, 128), (0, 64, 128)):
-        a, b, sa, sb = codes(m, k, 9), codes(n, k, 10), scales((m, k // 128), 11), scales((cut(n, 128), k // 128), 12)
-        want = stored(exact(a, sa, b, sb, 128, 128), "bfloat16", (m, n))
+    """Scales of six bits: float64 holds every product and every sum, whatever their order."""
+    for m, n, k in ((2, 64, 384), (3, 192, 256), (0, 64, 128)):
+        a, b = codes(m, k, 9), codes(n, k, 10)
+        sa, sb = (np.round(scales(shape, 11) * 2048) / F32(2048) for shape in ((m, k // 128), (cut(n, 128), k // 128)))
+        left, right = (v.view(E4M3).astype(np.float64) for v in (a, b))
+        left, right = left * sa.repeat(128, axis=1), right * sb.repeat(128, axis=0)[:n].repeat(128, axis=1)
+        want = stored((left @ right.T).tolist(), "bfloat16", (m, n))
         assert_bytes(oracle.fp8_gemm_nt(a, sa, b, sb), want)
         assert_bytes(oracle.scaled_mm_block(a, b, sa, sb), want)
 
@@ -149,6 +155,23 @@ def test_masked_rows_are_products_with_their_experts():
         for e, count in enumerate(counts):
             assert_bytes(out[e, :count], dense(a[e, :count], sa[e, :count], b[e], sb[e]))
             assert not out[e, count:].astype(F32).any()
+
+
+@checks(BLOCK, DENSE, SORTED, MASKED)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(-6, 6), st.integers(-6, 6), st.integers(0, 99))
+def test_powers_of_two_in_the_scales_come_out(left, right, seed):
+    a, b, sa, sb = codes(4, 256, seed), codes(64, 256, seed + 1), scales((4, 2), seed + 2), scales((1, 2), seed + 3)
+    moved, factor = (sa * F32(2.0**left), sb * F32(2.0**right)), F32(2.0 ** (left + right))
+    indices, counts = np.zeros(4, I32), I32([4])
+    calls = (
+        lambda sa, sb: oracle.scaled_mm_block.mirror(a, b, sa, sb),
+        lambda sa, sb: oracle.fp8_gemm_nt.mirror(a, sa, b, sb),
+        lambda sa, sb: oracle.m_grouped_fp8_gemm_nt_contiguous.mirror(a, sa, b[None], sb[None], indices, alignment=4),
+        lambda sa, sb: oracle.m_grouped_fp8_gemm_nt_masked.mirror(a[None], sa[None], b[None], sb[None], counts),
+    )
+    for call in calls:
+        assert_bytes(call(*moved).astype(F32), call(sa, sb).astype(F32) * factor)
 
 
 @checks(BLOCK, DENSE)

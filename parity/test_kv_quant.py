@@ -15,7 +15,7 @@ from vtlab.ops import kv_formats
 from vtlab.ops.errors import ContractError
 from vtlab.ops.table import lookup
 
-from .compare import assert_bytes, assert_ulp
+from .compare import assert_bytes, assert_ulp, assert_within
 from .goldens import op_cases
 from .harness import case, checks, mutations
 from .quant_codes import code_of, divided, f32, times
@@ -204,6 +204,17 @@ def test_attention_over_a_quantised_cache_is_near_that_over_the_real_one():
     one, other = (oracle.paged_attention(q, *pages, *more, scale=8**-0.5) for pages in (real, read))
     moved = 2.0**-4 * np.einsum("thd,shd->hts", np.abs(q), np.abs(k)).max() * 8**-0.5
     assert np.abs(one - other).max() <= (2 * moved + 2.0**-4) * 1.1 * np.abs(v).max()
+
+
+@checks(READ)
+def test_attention_over_codes_is_that_over_their_values():
+    """vLLM scales logits and weights instead: float32 sums of D and of S products, an error of logits twice in weights."""
+    for golden in op_cases("kv_quant", "paged_attention"):
+        call, want = golden.call(), golden.outputs["out"]
+        q, k, v = (np.abs(call[name].astype(np.float64)) for name in ("q", "k_cache", "v_cache"))
+        logits = call["scale"] * q.sum(axis=-1).max() * k.max()
+        bound = (2 * (q.shape[-1] + 8) * logits + call["seq_lens"].max() + 16) * 2.0**-24 * v.max()
+        assert_within(oracle.paged_attention(**call), want, bound, str(golden))
 
 
 @pytest.mark.parametrize(

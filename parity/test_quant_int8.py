@@ -7,6 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
@@ -162,6 +164,29 @@ def test_codes_read_back_as_themselves():
         for rounding in ("cuda", "cpu", "triton_token"):
             assert_bytes(oracle.dynamic_scaled_int8_quant(x, rounding=rounding)[0], want)
         assert_bytes(oracle.per_token_group_quant_int8(x, group_size=255)[0], want)
+
+
+@checks(*OPS)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(-8, 8), st.integers(1, 40), st.integers(0, 99))
+def test_a_power_of_two_moves_into_the_scale(exponent, width, seed):
+    x, factor = draw((2, width), "float32", seed), F32(2.0**exponent)
+    unit = F32([0.02])
+    for rounding in ("cuda", "cpu"):
+        static = [
+            oracle.static_scaled_int8_quant(v, s, rounding=rounding)
+            for v, s in ((x, unit), (x * factor, unit * factor))
+        ]
+        assert_bytes(*static)
+        for symmetric in (True, False):
+            one, two = (
+                oracle.dynamic_scaled_int8_quant(v, symmetric=symmetric, rounding=rounding) for v in (x, x * factor)
+            )
+            assert_bytes(two[0], one[0])
+            assert_bytes(two[1], one[1] * factor)
+    (out, scale), (other, moved) = (oracle.per_token_group_quant_int8(v, group_size=width) for v in (x, x * factor))
+    assert_bytes(other, out)
+    assert_bytes(moved, scale * factor)
 
 
 @checks(*OPS)

@@ -137,6 +137,32 @@ def reads(record: Record) -> None:
                     single, {"cache": packed[:, 0], "scale_cache": scales[:, 0]}, {"out": out})  # fmt: skip
 
 
+def attention(record: Record) -> None:
+    """Attention over codes, kept as a case of attention over their values."""
+    table = torch.tensor([[3, 0], [5, 1], [2, 4]], dtype=torch.int32)
+    q, start = normal("query", 6, 4, 16), torch.tensor([0, 1, 4, 6], dtype=torch.int32)
+    lengths = torch.tensor([5, 21, 32], dtype=torch.int32)
+    codes = [
+        torch.randint(-100, 100, (BLOCKS, SIZE, HEADS, 16), generator=generator(part)).to(torch.int8) for part in "kv"
+    ]
+    scales = [torch.rand(BLOCKS, SIZE, HEADS, generator=generator(f"s{part}")) * 0.04 + 0.01 for part in "kv"]
+    call = {"scale": 0.25, "causal": True}
+    for kind in ("int8", "fp8", "tensor"):
+        caches = [c if kind == "int8" else torch.where((c & 0x7F) < 0x50, c, c & 0x4F).view(E4M3) for c in codes]
+        mode = {"int8": KVQuantMode.INT8_PER_TOKEN_HEAD, "fp8": KVQuantMode.FP8_PER_TOKEN_HEAD,
+                "tensor": KVQuantMode.FP8_PER_TENSOR}[kind]  # fmt: skip
+        by = SCALES if kind == "tensor" else [s[..., None] for s in scales]
+        out, descale = torch.empty_like(q), [s.expand(3, HEADS) for s in SCALES]
+        with record.attempt(f"paged_attention {kind}"):
+            unified_attention(q, *caches, out, start, 3, lengths, 32, 0.25, True, (-1, -1), table, 0.0, None, *descale,
+                              kv_quant_mode=mode, k_scale_cache=None if kind == "tensor" else scales[0],
+                              v_scale_cache=None if kind == "tensor" else scales[1])  # fmt: skip
+            k, v = (c.float() * s for c, s in zip(caches, by))
+            record.case("paged_attention", f"over_{kind}", "unified_attention over codes (interpreted)", call,
+                        {"q": q, "k_cache": k, "v_cache": v, "block_table": table, "seq_lens": lengths,
+                         "query_start_loc": start}, {"out": out})  # fmt: skip
+
+
 def indexer_keys(record: Record) -> None:
     current_platform.fp8_dtype = lambda: E4M3
     slots, table = torch.tensor([4, 0, -1, 2, 6]), torch.tensor([[4, 0, 2], [6, 2, 9]], dtype=torch.int32)
@@ -163,7 +189,7 @@ def indexer_keys(record: Record) -> None:
 
 
 def capture(record: Record) -> None:
-    for part in (static, per_token_head, rotations, reads, indexer_keys):
+    for part in (static, per_token_head, rotations, attention, reads, indexer_keys):
         part(record)
 
 
