@@ -208,7 +208,7 @@ def test_attention_over_a_quantised_cache_is_near_that_over_the_real_one():
 
 @checks(READ)
 def test_attention_over_codes_is_that_over_their_values():
-    """vLLM scales logits and weights instead: float32 sums of D and of S products, an error of logits twice in weights."""
+    """vLLM scales logits and weights instead: float32 sums of D and S products, a logit's error twice in a weight."""
     for golden in op_cases("kv_quant", "paged_attention"):
         call, want = golden.call(), golden.outputs["out"]
         q, k, v = (np.abs(call[name].astype(np.float64)) for name in ("q", "k_cache", "v_cache"))
