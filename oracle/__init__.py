@@ -71,6 +71,7 @@ from .marlin import (
     marlin_unpack_zero_points,
     marlin_zero_points,
 )
+from .marlin_fp4 import mxfp4_marlin_process_scales, nvfp4_marlin_process_global_scale, nvfp4_marlin_process_scales
 from .marlin_matmul import marlin_act_int8_process_scales, marlin_gemm, marlin_int4_fp8_preprocess
 from .matmul import batched_matmul, matmul, matmul_bt
 from .mxfp4 import (
@@ -252,7 +253,10 @@ __all__ = [
     "moe_silu_mul",
     "mul_col_vec_f32",
     "mul_scalar",
+    "mxfp4_marlin_process_scales",
     "mxfp4_quant",
+    "nvfp4_marlin_process_global_scale",
+    "nvfp4_marlin_process_scales",
     "paged_attention",
     "per_block_cast_to_fp8",
     "per_token_cast_to_fp8",

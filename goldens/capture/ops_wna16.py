@@ -17,7 +17,12 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels.linear.mixed_precision.triton_w4a16 import triton_w4a16_gemm
 from vllm.model_executor.layers.quantization import awq_triton
 from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
-from vllm.model_executor.layers.quantization.utils import marlin_utils, marlin_utils_test, quant_utils
+from vllm.model_executor.layers.quantization.utils import (
+    marlin_utils,
+    marlin_utils_fp4,
+    marlin_utils_test,
+    quant_utils,
+)
 from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
 from vllm.platforms import current_platform
 from vllm.scalar_type import scalar_types
@@ -171,6 +176,30 @@ def compiled(record: Record) -> None:
                          "b_gptq_scales": s, "b_g_idx": g_idx}, {"out": out})  # fmt: skip
 
 
+def marlin_fp4(record: Record) -> None:
+    """Every e4m3 scale, whole or a small part of the range, and exponents."""
+    every = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    inputs = {"all": every[7:], "small": every[:40] * 2.0**-3, "zeros": torch.zeros(8), "tenth": every[40:96] * 0.1}
+    for kind in (BF16, F16):
+        for name, values in inputs.items():
+            s = values.reshape(2, -1).to(kind)
+            codes_, factor = marlin_utils_fp4.nvfp4_marlin_process_scales(s.clone(), None, kind)
+            record.case("nvfp4_marlin_process_scales", f"{name}_{str(kind)[6:]}", "nvfp4_marlin_process_scales",
+                        {"a_dtype": str(kind)[6:]}, {"marlin_scales": s},
+                        {"out": codes_.view(torch.uint8), "factor": torch.tensor([factor])})  # fmt: skip
+        g = torch.tensor([1e-3, 2.0**-20, 0.37, 0.0])
+        record.case("nvfp4_marlin_process_global_scale", str(kind)[6:], "nvfp4_marlin_process_global_scale",
+                    {"a_dtype": str(kind)[6:]}, {"global_scale": g},
+                    {"out": marlin_utils_fp4.nvfp4_marlin_process_global_scale(g, kind)})  # fmt: skip
+    exponents = torch.randint(60, 200, (3, 16), generator=generator("e8m0"), dtype=torch.uint8)
+    values = torch.exp2(exponents.float() - 127)
+    for name, dtype in (("16bit", None), ("fp8", torch.float8_e4m3fn)):
+        out = marlin_utils_fp4.mxfp4_marlin_process_scales(values, dtype)
+        record.case("mxfp4_marlin_process_scales", name, "mxfp4_marlin_process_scales",
+                    {"fp8_activations": dtype is not None}, {"marlin_scales": exponents},
+                    {"out": out.view(torch.uint8)})  # fmt: skip
+
+
 def w4a8(record: Record) -> None:
     to_fp8 = without_assertions(quant_utils, "convert_bf16_scales_to_fp8")
     to_int4 = without_assertions(quant_utils, "convert_packed_uint4b8_to_signed_int4_inplace")
@@ -188,7 +217,7 @@ def w4a8(record: Record) -> None:
 
 
 def capture(record: Record) -> None:
-    for part in (quantiser, packings, act_order, marlin, products, compiled, w4a8):
+    for part in (quantiser, packings, act_order, marlin, marlin_fp4, products, compiled, w4a8):
         with record.attempt(part.__name__):
             part(record)
 
