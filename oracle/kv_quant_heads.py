@@ -199,6 +199,13 @@ def rht(nx, x, *, inverse=False):
     return nx.store(nx.mul(value, signs / width) if inverse else value, x.dtype)
 
 
+def rows_have_columns(arguments, axes):
+    """keys or values without columns, which have no range"""
+    for name, width in (("key", "B"), ("value", "Bv")):
+        if not axes[width]:
+            raise refuse(name, "0 columns", "at least 2")
+
+
 def int4_codes(nx, x):
     """(codes two to a byte, scales [..., 1] with their zero points) of each row."""
     low, high = np.min(x, axis=-1, keepdims=True), np.max(x, axis=-1, keepdims=True)
@@ -232,7 +239,7 @@ def int4_codes(nx, x):
     layout="byte j of a row holds element 2j in its low half; any strides of caches and scales",
     mutates=_MUTATES,
     upstream="vllm/v1/attention/ops/int4_per_token_head.py: reshape_and_cache_int4, which rotates first",
-    requires=(slots_fit, rows_are_finite, caches_take_all),
+    requires=(rows_have_columns, slots_fit, rows_are_finite, caches_take_all),
     examples=(
         {"T": 5, "H": 2, "B": 4, "Bv": 4, "NB": 3, "BS": 4, "S": 4, "key": "bfloat16"},
         {"T": 3, "H": 3, "B": 8, "Bv": 2, "NB": 2, "BS": 16, "S": 3},
@@ -246,7 +253,7 @@ def reshape_and_cache_int4(nx, key, value, key_cache, value_cache, k_scale_cache
     Returns nothing: caches and scales are written in place.
     Rounding points: every difference, quotient, product and sum to float32; codes are made with the scale before a
     zero point takes its lowest bits. A row of one positive value has scale 1e-6, and is lost.
-    Errors: ContractError for keys or values that are not finite, a slot >= NB * BS, S > T, mismatched shapes.
+    Errors: ContractError for keys or values without columns or not finite, a slot >= NB * BS, S > T, mismatched shapes.
     Source: vllm/v1/attention/ops/int4_per_token_head.py.
     """
     token = written(slot_mapping)

@@ -20,7 +20,7 @@ _DYNAMIC = Choice(("cuda", "cpu", "triton_token"))
 _SCALE = Tensor("1", ("float32",), values=lambda rng, axes: np.array([0.0213]))
 _EXACT = Bound(ulps=0, why="float32 roundings are part of the definition: sum, product or quotient of two float32 "
                "rounds to the same float32 by way of float64 as directly")  # fmt: skip
-_NAN = "passed over in extrema, code 0 (with a zero point: as 0 would be); unspecified in vLLM"
+_NAN = 'passed over in extrema, then code 0, under "cuda" with a zero point sat8(azp); unspecified in vLLM'
 _X = Tensor("... K", layout="rows")
 _OUT = Tensor("... K", ("int8",))
 
@@ -50,7 +50,7 @@ def scaled(nx, x, scale):
 def shifted(nx, value, azp, rounding):
     """Codes of scaled values moved by a zero point: after they are rounded, or on the CPU before."""
     if rounding == "cpu":
-        return saturated(np.rint(single(nx, nx.add(value, nx.load(azp)))))
+        return saturated(np.rint(single(nx, nx.add(value, single(nx, nx.load(azp))))))
     return saturated(nearest(value) + azp)
 
 

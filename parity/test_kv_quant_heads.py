@@ -299,7 +299,10 @@ def faults(integer):
 
 REFUSED = {
     WRITE: faults(True),
-    PACK: faults(False),
+    PACK: [
+        *faults(False),
+        ("key", lambda f: write(f, np.zeros((2, 1, 0), F32), False, key_cache=np.zeros((1, 4, 1, 0), U8))),
+    ],
     READ: [
         ("scale_cache", lambda f: f(np.zeros((2, 3, 4), I8), np.zeros((2, 4), F32))),
         ("cache", lambda f: f(np.zeros((2, 3, 4), F32), np.zeros((2, 3), F32))),

@@ -136,6 +136,15 @@ def test_dynamic_against_scalar_loop(case):
                 assert_bytes(got, expected)
 
 
+@checks("static_scaled_int8_quant")
+def test_a_zero_point_that_float32_lacks():
+    """The CPU adds it as a float32, the GPU as an integer."""
+    x, azp = F32([-(2.0**24)]), I32([2**24 + 1])
+    for rounding, want in (("cpu", 0), ("cuda", 1)):
+        for run in both("static_scaled_int8_quant"):
+            assert_bytes(run(x, F32([1]), azp=azp, rounding=rounding), np.int8([want]))
+
+
 @checks("per_token_group_quant_int8", cases=[case(kind=kind) for kind in KINDS])
 def test_per_group_against_scalar_loop(case):
     for x, size in ((draw((3, 48), case.kind, 7, 9), 16), (special(case.kind), 7), (draw((2, 2, 8), case.kind, 8), 4),
@@ -246,6 +255,7 @@ mutations(OPS[0], {
                                   "single(nx, nx.div(value, factor)), azp, rounding)"),
     "multiply without one": ("single(nx, nx.div(value, factor))", "scaled(nx, value, factor)"),
     "the zero point before rounding": ('if rounding == "cpu":', "if True:", "shifted"),
+    "the zero point as an integer for all": ('if rounding == "cpu":', "if False:", "shifted"),
     "clamp at -127": ("np.clip(value, -128, 127)", "np.clip(value, -127, 127)", "saturated"),
 })  # fmt: skip
 mutations(OPS[1], {
