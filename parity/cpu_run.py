@@ -48,8 +48,8 @@ def _names(op: str) -> list[str]:
 
 
 def cpu_cases() -> Iterator[DeviceCase]:
-    """The device cases of those ops, but for the calls that the tier declines: noise in float64, weights in Q8_K."""
+    """The device cases of those ops, but for the calls that the tier declines: codes of float8, weights in Q8_K."""
     for case in cases([op for op in cpu_ops() if op in EVERY]):
         arguments = case.arguments()
-        if not arguments.get("fp64") and arguments.get("quant_type") != "Q8_K":
+        if arguments.get("output_scale") is None and arguments.get("quant_type") != "Q8_K":
             yield case

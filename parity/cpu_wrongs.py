@@ -15,7 +15,7 @@ import pytest
 from vtlab.device.cpu.launch import Kernels
 
 _PACKAGE = "vtlab.device.cpu.kernels"
-_KEPT = ("lanes", "memory")  # they define Numba types, of which there is one each
+_KEPT = ("lanes", "memory", "storage", "vectors")  # they define Numba types, of which there is one each
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,13 @@ WRONGS = [
     Wrong("ranks", ("gather_logprobs",), "rank += get_f32(x, first + i) >= value",
           "rank += get_f32(x, first + i) > value"),
     Wrong("draws", ("gumbel_sample",), "for _ in range(10):", "for _ in range(7):"),
+    Wrong("ggml_rows", ("quantize_row_q8_0",), "size - as_float(low) >= np.float32(0.5)",
+          "size - as_float(low) > np.float32(0.5)"),
+    Wrong("ggml_rows", ("quantize_row_q8_k",), "((rest == np.float32(0.5)) & odd)", "(rest == np.float32(0.5))"),
+    Wrong("ggml_values", ("embedding_quant",), "return q - 16 if number == 2 else q", "return q"),
+    Wrong("ggml", ("matmul_bt_quant",), "return (whole * d) * da if form == CODES_FIRST else whole * (d * da)",
+          "return whole * (d * da)"),
+    Wrong("ggml_one", ("matmul_bt_quant",), "for k in range(8):", "for k in range(7, -1, -1):"),
 ]  # fmt: skip
 
 

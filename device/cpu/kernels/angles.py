@@ -12,8 +12,8 @@ from numba.core.typing.templates import signature
 from vtlab.ops.numerics import angles
 
 from ..compiling import device, kernel
-from .lanes import I64
 from .memory import get_f64, get_i32, get_i64, set_at
+from .vectors import I64
 
 U = np.uint64
 TABLE = angles.TWO_OVER_PI

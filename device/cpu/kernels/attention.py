@@ -25,7 +25,7 @@ from .memory import (
     set_at,
     store,
     through,
-)  # fmt: skip
+)
 from .panels import turned
 from .reductions import fold
 from .transcendental import exp, log, tanh

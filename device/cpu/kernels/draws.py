@@ -11,25 +11,11 @@ from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
 from ..compiling import device, kernel
-from .lanes import (
-    F32,
-    F64,
-    I32,
-    I64,
-    V,
-    float32x16,
-    float64x16,
-    lane,
-    lanes_below,
-    places_from,
-    splat,
-    spread,
-    spread_int,
-    where,
-)
+from .lanes import float32x16, float64x16, lane, lanes_below, places_from, spread, spread_int, where
 from .logits import best_lane
 from .memory import get_f32, get_f64, get_i32, get_i64, load, put, scratch, set_at
 from .transcendental import log, log1p
+from .vectors import F32, F64, I32, I64, V, splat
 
 INF = np.float32(np.inf)
 STEP = np.float32(4.6566127342e-10)

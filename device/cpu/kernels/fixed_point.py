@@ -8,9 +8,10 @@ from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
 from ..compiling import device
-from .lanes import F64, I64, LANES, V, constant, int64x16, lanes_below, maximum, spread, top_lane, where
+from .lanes import int64x16, lanes_below, maximum, spread, top_lane, where
 from .memory import load, store
 from .transcendental import exp
+from .vectors import F64, I64, LANES, V, constant
 
 INF = np.float32(np.inf)
 _UNIT = np.float32(2.0**-42)

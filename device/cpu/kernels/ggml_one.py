@@ -14,8 +14,10 @@ from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
 from ..tier import tier
-from .lanes import F32, I8, I16, I32, I64, LANES, V, function, int32x16, lane, spread, zeros
-from .memory import FLOAT16, Address, get_any, get_f32
+from .lanes import function, int32x16, lane, spread, zeros
+from .memory import Address, get_any, get_f32
+from .storage import FLOAT16
+from .vectors import F32, I8, I16, I32, I64, LANES, V
 from .words import (
     HALVES,
     WORDS,

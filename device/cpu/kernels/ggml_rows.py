@@ -12,7 +12,8 @@ import numpy as np
 from ..compiling import device, kernel
 from .ggml_one import swapped
 from .lanes import absolute, lane, spread, where
-from .memory import FLOAT16, address, load, set_at, store, through
+from .memory import address, load, set_at, store, through
+from .storage import FLOAT16
 from .words import (
     as_float,
     as_word,

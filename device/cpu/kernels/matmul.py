@@ -15,9 +15,11 @@ from numba.core.typing.templates import signature
 
 from ..compiling import device, kernel
 from ..tier import tier
-from .lanes import F32, I64, LANES, V, splat, zeros
-from .memory import address, aligned, load, load_f32, pointer, put, read, scratch, set_at, store, write
+from .lanes import zeros
+from .memory import address, aligned, load, load_f32, put, scratch, set_at, store
 from .panels import turned
+from .storage import pointer, read, write
+from .vectors import F32, I64, LANES, V, splat
 
 ROWS, PANELS = (8, 2) if tier() == "avx512" else (4, 1)
 """Rows of a, and panels of b, whose sums fill the registers."""

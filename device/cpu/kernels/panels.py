@@ -7,8 +7,9 @@ from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
 from ..compiling import device
-from .lanes import F32, I32, I64, V
-from .memory import FLOAT16, FLOAT32, from_float16, get_any, get_i64, prefetch, read, set_at, write
+from .memory import get_any, get_i64, set_at
+from .storage import FLOAT16, FLOAT32, from_float16, prefetch, read, write
+from .vectors import F32, I32, I64, V
 
 
 def _turned(rows: list[V]) -> list[V]:

@@ -7,8 +7,10 @@ from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
 from ..compiling import device
-from .lanes import F32, I64, LANES, V, float32x16, zeros
-from .memory import Address, get_f32, load_f32, put, read, set_at, write
+from .lanes import float32x16, zeros
+from .memory import Address, get_f32, load_f32, put, set_at
+from .storage import read, write
+from .vectors import F32, I64, LANES, V
 
 SLOTS = 256 + 128
 """float32 that a sum needs: the partial sums of 256 threads, then what they add in one step."""

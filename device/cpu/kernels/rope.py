@@ -6,18 +6,7 @@ import numpy as np
 
 from ..compiling import device, kernel
 from .lanes import even, fma, odd, woven_high, woven_low
-from .memory import (
-    address,
-    aligned,
-    copy_bytes,
-    get_any,
-    get_i32,
-    get_i64,
-    load,
-    set_at,
-    store,
-    through,
-)  # fmt: skip
+from .memory import address, aligned, copy_bytes, get_any, get_i32, get_i64, load, set_at, store, through
 
 NEOX, FUSED = 1, 2
 """Bits of `mode`: pairs are lanes i and half + i, not 2i and 2i + 1; the products of x go unrounded into the sums."""

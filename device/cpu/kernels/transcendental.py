@@ -10,7 +10,8 @@ import numpy as np
 
 from vtlab.ops.numerics import coefficients as c
 
-from .lanes import F32, I32, V, function, fused, library
+from .lanes import function
+from .vectors import F32, I32, V, fused, library
 
 _MAGIC, _MAGIC_BITS, _SQRT_HALF_BITS = 12582912.0, 0x4B400000, 0x3F3504F3
 _INF, _NAN = float("inf"), float("nan")

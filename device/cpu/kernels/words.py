@@ -12,8 +12,10 @@ from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
 from ..tier import tier
-from .lanes import F32, I8, I16, I32, I64, LANES, V, float32x16, function, int32x16, splat
-from .memory import Address, from_float16
+from .lanes import float32x16, function, int32x16
+from .memory import Address
+from .storage import from_float16
+from .vectors import F32, I8, I16, I32, I64, LANES, V, splat
 
 HALVES = ir.VectorType(I16, 2 * LANES)
 WORDS = ir.VectorType(I32, LANES)
