@@ -132,6 +132,8 @@ def _check_tensor(op: str, name: str, spec: Tensor, value: object, arguments: Ma
             raise ContractError(op, name, f"dtype {value.dtype}", f"dtype {wanted}, that of {spec.like}")
     elif value.dtype.name not in spec.dtypes:
         raise ContractError(op, name, f"dtype {value.dtype}", "dtype " + " or ".join(spec.dtypes))
+    if not value.dtype.isnative:
+        raise ContractError(op, name, f"dtype {value.dtype.str}", "this machine's order of bytes")
     if not _layout_holds(value, spec.layout):
         raise ContractError(
             op, name, f"strides {tuple(value.strides)} for shape {tuple(value.shape)}", _LAYOUTS[spec.layout]

@@ -40,9 +40,11 @@ def write_out(op: str, out: object, results: object) -> object:
 
 
 def check_form(op: str, targets: tuple, forms: Sequence[tuple[tuple[int, ...], object]]) -> None:
-    """Refuse targets that are not one array for each (shape, dtype) of `forms`."""
+    """Refuse targets that are not one array to write into for each (shape, dtype) of `forms`."""
     if len(targets) != len(forms):
         raise ContractError(op, "out", f"{len(targets)} arrays", f"{len(forms)}")
     for target, (shape, dtype) in zip(targets, forms):
         if target.shape != shape or target.dtype != dtype:
             raise ContractError(op, "out", f"{target.dtype} {target.shape}", f"{np.dtype(dtype)} {shape}")
+        if not target.flags.writeable:
+            raise ContractError(op, "out", "a read-only array", "an array to write into")

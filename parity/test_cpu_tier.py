@@ -183,3 +183,13 @@ def test_rows_with_other_strides_and_results_that_are_strided():
     ops.rms_norm(x, W, out=out[..., ::2])
     np.testing.assert_array_equal(out[..., ::2], oracle.rms_norm.mirror(x, W))
     assert not out[..., 1::2].any()
+
+
+def test_what_a_kernel_cannot_follow_is_refused():
+    swapped, fixed = X.astype(X.dtype.newbyteorder()), np.zeros_like(X)
+    fixed.flags.writeable = False
+    with pytest.raises(ops.ContractError, match="order of bytes"):
+        ops.relu(swapped)
+    with pytest.raises(ops.ContractError, match="read-only"):
+        ops.relu(X, out=fixed)
+    assert not fixed.any()
