@@ -16,12 +16,10 @@ def product(a, b, transposed: bool, target) -> None:
     (rows, depth), columns = a.shape, target.shape[1]
     if a.dtype != _FLOAT32:
         a = a.astype(np.float32)
-    width = 16 * K.PANELS
-    strides = (array.strides[0] // array.dtype.itemsize for array in (a, b))
-    a_stride, b_stride = strides
     split(
-        K.matmul, -(-columns // width), rows * depth * columns + depth * columns, a, a_stride, b, b_stride,
-        KINDS[b.dtype], transposed, rows, depth, target, KINDS[target.dtype], columns, scratch=K.scratch_bytes(rows),
+        K.matmul, -(-columns // (16 * K.PANELS)), (rows + 1) * depth * columns, a, a.strides[0] // 4, b,
+        b.strides[0] // b.dtype.itemsize, KINDS[b.dtype], transposed, rows, depth, target, KINDS[target.dtype], columns,
+        scratch=K.scratch_bytes(rows),
     )  # fmt: skip
 
 
