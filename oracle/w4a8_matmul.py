@@ -16,11 +16,17 @@ from .w4a8 import GROUP, ROW, cutlass_pack_scale_fp8, encoded_rows, no_nan
 
 
 def looked_up(codes: np.ndarray, tables: np.ndarray) -> np.ndarray:
-    """e4m3 codes [K, N] of encoded codes [K, N] by tables [G, N, 8]: an entry, its sign flipped from code 0 to 7."""
+    """e4m3 codes [K, N] of encoded codes [K, N] by tables [G, N, 8]: an entry, its sign flipped for codes 1 ... 7."""
     groups, columns, _ = tables.shape
-    grouped = codes.reshape(groups, -1, columns)
-    entry = np.take_along_axis(tables.transpose(0, 2, 1), grouped & 7, axis=1)
-    return np.where(grouped > 7, entry, np.where(grouped == 0, 0, entry ^ 0x80)).astype(np.uint8).reshape(codes.shape)
+    entries = np.empty((groups, 16, columns), np.uint8)
+    entries[:, 8:] = tables.transpose(0, 2, 1)
+    entries[:, :8] = entries[:, 8:] ^ 0x80
+    entries[:, 0] = 0
+    out, size, places = np.empty(codes.shape, np.uint8), len(codes) // groups, np.arange(columns)
+    for g, table in enumerate(entries.reshape(groups, -1)):
+        rows = slice(g * size, (g + 1) * size)
+        out[rows] = table[codes[rows] * columns + places]
+    return out
 
 
 def _shapes_fit(arguments, axes):

@@ -238,8 +238,8 @@ mutations("w4a8_dequantize", {
     "groups turned round": ("value_of(nx, scales)[:, None]", "value_of(nx, scales[::-1])[:, None]"),
 })  # fmt: skip
 mutations("cutlass_w4a8_mm", {
-    "signs kept": ("entry ^ 0x80", "entry", "looked_up"),
-    "zero from the table": ("np.where(grouped == 0, 0, entry ^ 0x80)", "entry ^ 0x80", "looked_up"),
+    "signs kept": ("entries[:, 8:] ^ 0x80", "entries[:, 8:]", "looked_up"),
+    "zero from the table": ("entries[:, 0] = 0", "pass", "looked_up"),
     "channels turned round": ("nx.load(b_channel_scales)", "nx.load(b_channel_scales[::-1])"),
     "no token": ("nx.mul(nx.load(a_token_scales)[:, None], sums)", "sums"),
 })  # fmt: skip
