@@ -1,0 +1,147 @@
+"""Op-level goldens from vLLM's CUDA build: INT8 quantisers, scaled products, writes into quantised KV caches.
+
+    python goldens/capture/ops_cuda_fp8.py --out goldens/ops [--families fp8 kv_quant]
+
+Runs on a GPU, in vLLM's own environment. Every case stands alone: one that fails is listed under "errors" in its
+family's file. Codes are kept as bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from record import Record, generator, normal
+
+BF16, F16, F32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+SLOTS = torch.tensor([3, 17, -1, 64, 95, 0, 33])
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in row-major order, FP8 codes as bytes, once everything that writes it is done."""
+    torch.cuda.synchronize()
+    tensor = tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def uniform(name: str, *shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=generator(name)) * 0.04 + 0.01
+
+
+def operand(kind: str, name: str, *shape: int) -> torch.Tensor:
+    if kind == "fp8":
+        return normal(name, *shape, scale=8).to(FP8).cuda()
+    return torch.randint(-128, 128, shape, generator=generator(name)).to(torch.int8).cuda()
+
+
+def int8(record: Record) -> None:
+    from vllm import _custom_ops as ops
+
+    for rows, width in ((1, 17), (7, 64), (3, 1025), (5, 5120)):
+        x = (normal(f"i{rows}x{width}", rows, width, scale=3) + 0.5).to(BF16).cuda()
+        for azp in (None, -17, 240):
+            shift = None if azp is None else torch.tensor([azp], dtype=torch.int32, device="cuda")
+            scale = torch.tensor([0.0213], device="cuda")
+            with record.attempt(f"static_scaled_int8_quant {rows}x{width} {azp}"):
+                out = ops.scaled_int8_quant(x, scale, shift, symmetric=azp is None)[0]
+                record.case("static_scaled_int8_quant", f"{rows}x{width}_azp{azp}", "static_scaled_int8_quant",
+                            {"rounding": "cuda"}, {"x": x, "scale": scale, "azp": shift},
+                            {"out": bits(out)})  # fmt: skip
+        for symmetric in (True, False):
+            with record.attempt(f"dynamic_scaled_int8_quant {rows}x{width} {symmetric}"):
+                out, scale, shift = ops.scaled_int8_quant(x, symmetric=symmetric)
+                more = {} if symmetric else {"azp": bits(shift)}
+                record.case("dynamic_scaled_int8_quant", f"{rows}x{width}_{'sym' if symmetric else 'azp'}",
+                            "dynamic_scaled_int8_quant", {"rounding": "cuda", "symmetric": symmetric}, {"x": x},
+                            {"out": bits(out), "scale": bits(scale), **more})  # fmt: skip
+
+
+def products(record: Record) -> None:
+    from vllm import _custom_ops as ops
+
+    for kind in ("fp8", "int8"):
+        for m, n, k in ((1, 256, 128), (8, 512, 256), (16, 128, 512), (200, 320, 128)):
+            a, b = operand(kind, f"a{m}{k}", m, k), operand(kind, f"b{n}{k}", n, k)
+            for by in ("tensor", "row"):
+                sa = uniform(f"sa{m}", *((m, 1) if by == "row" else (1,))).cuda()
+                sb = uniform(f"sb{n}", *((1, n) if by == "row" else (1,))).cuda()
+                for bias in (None, normal(f"bias{n}", n, dtype=BF16).cuda()):
+                    name = f"{kind}_{m}x{n}x{k}_{by}{'' if bias is None else '_bias'}"
+                    with record.attempt(f"cutlass_scaled_mm {name}"):
+                        out = ops.cutlass_scaled_mm(a, b.t(), sa, sb, BF16, bias)
+                        record.case("cutlass_scaled_mm", name, "cutlass_scaled_mm", {},
+                                    {"a": bits(a), "b": bits(b), "scale_a": sa, "scale_b": sb, "bias": bias},
+                                    {"out": bits(out)})  # fmt: skip
+
+
+def kv_quant(record: Record) -> None:
+    from vllm import _custom_ops as ops
+
+    slots, scales = SLOTS.cuda(), [torch.tensor([0.0321], device="cuda"), torch.tensor([0.37], device="cuda")]
+    for kind in ("fp8_e4m3", "fp8_e5m2"):
+        for dtype in (BF16, F16, F32):
+            key, value = (normal(f"{part}{dtype}", 7, 2, 64, scale=9).to(dtype).cuda() for part in "kv")
+            caches = [torch.zeros(6, 16, 2, 64, dtype=torch.uint8, device="cuda") for _ in "kv"]
+            before = [bits(cache) for cache in caches]
+            name = f"{kind}_{str(dtype)[6:]}"
+            with record.attempt(f"reshape_and_cache_fp8 {name}"):
+                ops.reshape_and_cache_flash(key, value, *caches, slots, kind, *scales)
+                record.case("reshape_and_cache_fp8", name, "reshape_and_cache_flash", {"kind": kind},
+                            {"key": key, "value": value, "key_cache": before[0], "value_cache": before[1],
+                             "slot_mapping": slots, "k_scale": scales[0], "v_scale": scales[1]},
+                            {"key_cache": bits(caches[0]), "value_cache": bits(caches[1])})  # fmt: skip
+    latent, rope = normal("latent", 7, 512, dtype=BF16).cuda(), normal("rope", 7, 64, dtype=BF16).cuda()
+    latent[0, :128] = 0
+    cache = torch.zeros(2, 64, 656, dtype=torch.uint8, device="cuda")
+    before = bits(cache)
+    with record.attempt("concat_and_cache_ds_mla"):
+        ops.concat_and_cache_mla(latent, rope, cache, slots, "fp8_ds_mla", torch.ones(1, device="cuda"))
+        record.case("concat_and_cache_ds_mla", "bfloat16", "concat_and_cache_mla", {},
+                    {"kv_c": latent, "k_pe": rope, "kv_cache": before, "slot_mapping": slots},
+                    {"kv_cache": bits(cache)})  # fmt: skip
+    keys = normal("keys", 7, 128, dtype=BF16, scale=3).cuda()
+    keys[1] = 0
+    for ue8m0 in (False, True):
+        cache = torch.zeros(2, 64, 132, dtype=torch.uint8, device="cuda")
+        before = bits(cache)
+        with record.attempt(f"indexer_k_quant_and_cache {ue8m0}"):
+            ops.indexer_k_quant_and_cache(keys, cache, slots, 128, "ue8m0" if ue8m0 else "")
+            record.case("indexer_k_quant_and_cache", f"cuda{'_ue8m0' * ue8m0}", "indexer_k_quant_and_cache",
+                        {"ue8m0": ue8m0}, {"k": keys, "kv_cache": before, "slot_mapping": slots},
+                        {"kv_cache": bits(cache)})  # fmt: skip
+
+
+def fp8(record: Record) -> None:
+    int8(record)
+    products(record)
+
+
+FAMILIES = {"fp8": fp8, "kv_quant": kv_quant}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a GPU; the CPU build's goldens come from ops_fp8.py and ops_kv_quant.py")
+    import vllm._custom_ops  # noqa: F401  registers torch.ops._C
+
+    missing = 0
+    for family in arguments.families:
+        record = Record(family, __file__)
+        with record.attempt("the family as a whole"):
+            FAMILIES[family](record)
+        record.save(arguments.out)
+        missing += len(record.errors)
+    print("cases that failed:", missing)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
