@@ -24,9 +24,9 @@ from rich.progress import track
 from rich.table import Table
 
 from vtlab.gguf.dequant import TYPES, dequantize
-from vtlab.ops.blocks import LAYOUTS
 from vtlab.gguf.reader import read_gguf
 from vtlab.models.safetensors import DTYPES, read_safetensors
+from vtlab.ops.blocks import LAYOUTS
 from vtlab.ops.errors import FormatError
 
 from . import broken_gguf, broken_safetensors

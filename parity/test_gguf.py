@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 
 import gguf
 from vtlab.gguf import limits
-from vtlab.ops.blocks import LAYOUTS
 from vtlab.gguf.reader import read_gguf
+from vtlab.ops.blocks import LAYOUTS
 from vtlab.ops.errors import FormatError
 from vtlab.parity import fuzz_files
 from vtlab.parity.broken_gguf import (
