@@ -218,7 +218,8 @@ def dequantize_nvfp4(nx, packed, scale, global_scale, *, out_dtype=ml_dtypes.bfl
 
     Shapes: packed uint8 [..., B], two codes a byte; scale uint8 [..., B/8], or in tiles [R, C]; global_scale float32
     [1], the reciprocal of what the quantiser was given; out [..., 2 * B].
-    Rounding points: both products to float32, the scales' first, then the store.
+    Rounding points: both products to float32, the scales' first, then the store. The code of -0 stays -0, as in vLLM's
+    reference; its Triton kernel gives 0.
     Errors: ContractError for B no multiple of 8, scales of another shape.
     Source: vllm/model_executor/layers/quantization/utils/nvfp4_emulation_utils.py, dequantize_to_dtype.
     """

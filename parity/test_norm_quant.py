@@ -330,7 +330,7 @@ mutations("rms_norm_dynamic_per_token_quant", {
 mutations("rms_norm_per_block_quant", {
     "bound the scale": ("size_ub=scale_ub", "scale_ub=scale_ub"),
     "no least scale": ("nx.maximum(scale, SCALE_FLOOR)", "scale", "_block_quant"),
-    "multiply for the scale": ("nx.div(size, LARGEST)", "nx.mul(size, np.float32(1 / 448))", "_block_quant"),
+    "multiply for the scale": ("nx.div(size, LARGEST)", "nx.mul(size, float(np.float32(1 / 448)))", "_block_quant"),
     "round y as the static op": ("_DYNAMIC_NORM[rounding]", '"vt"'),
 })  # fmt: skip
 mutations("silu_and_mul_quant", {

@@ -328,7 +328,7 @@ mutations("dynamic_per_token_scaled_fp8_quant", {
                         "token_quant"),
     "no least scale": ("nx.maximum(single(nx, nx.div(size, LARGEST)), SCALE_FLOOR)",
                        "single(nx, nx.div(size, LARGEST))", "token_quant"),
-    "multiply for the scale": ("nx.div(size, LARGEST)", "nx.mul(size, np.float32(1 / 448))", "token_quant"),
+    "multiply for the scale": ("nx.div(size, LARGEST)", "nx.mul(size, float(np.float32(1 / 448)))", "token_quant"),
     "always divide": ("times_reciprocal(nx, value, scale) if native else", "", "token_quant"),
 })  # fmt: skip
 mutations("per_token_group_quant_fp8", {
