@@ -1,9 +1,25 @@
 """Shapes for GGML blocks: tiles of sixteen rows of weights, rows of a by fours, K beyond one unpacked chunk."""
 
-from vtlab.ops.blocks import WEIGHT_TYPES
+import numpy as np
+
+from vtlab.ops.blocks import LAYOUTS, WEIGHT_TYPES
 
 _SMALL = [kind for kind in WEIGHT_TYPES if not kind.endswith(("_K", "_XXS"))]
+_HALVES = (np.arange(256) - 127.5).astype(np.float32)[None]  # whose codes are halfway between two integers
+_HALVES[0, 0] = 127
+
+
+def _large_sums() -> dict:
+    """Q4_0 whose codes are all of one sign, by rows that are too: integers that no longer fit 24 bits with a scale."""
+    rng = np.random.Generator(np.random.PCG64(4))
+    b = np.zeros((18, 2), LAYOUTS["Q4_0"].block)
+    b["d"], b["qs"] = 0.0125 * rng.uniform(0.5, 1.5, b.shape), rng.integers(0, 4, (*b.shape, 16)) * 17
+    a = rng.uniform(0.8, 1, (3, 64)).astype(np.float32)
+    return {"M": 3, "N": 18, "K": 64, "quant_type": "Q4_0", "a": a, "b": b.view(np.uint8).reshape(18, -1)}
+
+
 _ROWS = [
+    {"M": 1, "K": 256, "x": _HALVES},
     *({"M": 3, "K": 512, "x": kind} for kind in ("float32", "bfloat16", "float16")),
     {"M": 40, "K": 768, "x": "float32"}, {"M": 1, "K": 0}, {"M": 0, "K": 256},
 ]  # fmt: skip
@@ -13,6 +29,7 @@ EDGES: dict[str, list[dict]] = {
     "quantize_row_q8_1": [*_ROWS, {"M": 3, "K": 96, "x": "float32"}],
     "quantize_row_q8_k": _ROWS,
     "matmul_bt_quant": [
+        _large_sums(),
         *({"M": M, "N": N, "K": 512, "quant_type": kind, "a": "float32"}
           for kind in WEIGHT_TYPES for M, N in ((1, 35), (6, 16), (67, 17))),
         *({"M": 2, "N": 18, "K": 4864, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
