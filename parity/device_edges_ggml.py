@@ -5,7 +5,7 @@ import numpy as np
 from vtlab.ops.blocks import LAYOUTS, WEIGHT_TYPES
 
 _SMALL = [kind for kind in WEIGHT_TYPES if not kind.endswith(("_K", "_XXS"))]
-_HALVES = (np.arange(256) - 127.5).astype(np.float32)[None]  # whose codes are halfway between two integers
+_HALVES = (np.arange(256) % 253 - 126.5).astype(np.float32)[None]  # whose codes are halfway between two integers
 _HALVES[0, 0] = 127
 
 
