@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from vtlab.parity.ledger import load_ledger
@@ -13,6 +15,16 @@ SANITIZERS = pytest.StashKey[dict]()
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: run the kernels on this GPU")
     parser.addoption("--family", action="append", help="device cases and sanitizers of this family alone; repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """The gate uses two cores where nobody says otherwise; a GPU takes one case at a time, and so does a debugger."""
+    option = config.option
+    asked = getattr(option, "numprocesses", 0) is not None or option.usepdb or option.collectonly
+    if asked or hasattr(config, "workerinput") or option.device == "cuda" or (os.cpu_count() or 1) < 2:
+        return
+    option.numprocesses, option.dist, option.benchmark_disable = 2, "worksteal", True
 
 
 def pytest_sessionstart(session):
