@@ -23,7 +23,8 @@ SURVIVED = 3
 
 WRONGS = {
     "norm": {
-        "drop a level of the lanes' tree": ("m = lanes >> 1; m >= 1; m >>= 1) partial +=", "m = lanes >> 1; m >= 2; m >>= 1) partial +="),
+        "drop a level of the lanes' tree": ("m = lanes >> 1; m >= 1; m >>= 1) partial +=",
+                                            "m = lanes >> 1; m >= 2; m >>= 1) partial +="),
         "drop a level over the warps": ("((s[0] + s[4]) + (s[2] + s[6])) +", "(s[0] + s[4]) +"),
         "overlapping turns": ("#define TREE_SPAN 2048", "#define TREE_SPAN 2040"),
         "neighbours backwards": ("partial += v[j] * v[j];", "partial += v[V - 1 - j] * v[V - 1 - j];"),

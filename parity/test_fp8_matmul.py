@@ -268,7 +268,8 @@ REFUSED = {
     ],
     SCALED[1]: [
         ("a", lambda f: f(A, C, ONE, ONE, ADJ)), ("azp_adj", lambda f: f(LEFT, RIGHT, ONE, ONE, ADJ.astype(np.int64))),
-        ("azp_adj", lambda f: f(LEFT, RIGHT, ONE, ONE, ADJ[0])), ("azp", lambda f: f(LEFT, RIGHT, ONE, ONE, ADJ, azp=I32([1, 2]))),
+        ("azp_adj", lambda f: f(LEFT, RIGHT, ONE, ONE, ADJ[0])),
+        ("azp", lambda f: f(LEFT, RIGHT, ONE, ONE, ADJ, azp=I32([1, 2]))),
         ("scale_b", lambda f: f(LEFT, RIGHT, ONE, F32([np.inf]), ADJ)),
     ],
 }  # fmt: skip
