@@ -146,13 +146,17 @@ def built(target: str, op: str, made: Mapping[str, Mapping], family: str | None 
     return not spilling(target, entry["kernels"])
 
 
-def device_states(ops: tuple[str, ...], chains: tuple[str, ...] = ()) -> dict[str, str]:
+def device_claims() -> list[tuple]:
+    """(GPU or target, "verified" or "built", (op, record, family=None) -> bool, record) of everything on record."""
+    claims = [(gpu, "verified", verified, record) for gpu, record in gpu_records().items()]
+    return claims + [(target, "built", partial(built, target), made) for target, made in built_record().items()]
+
+
+def device_states(claims: list[tuple], ops: tuple[str, ...], chains: tuple[str, ...] = ()) -> dict[str, str]:
     """GPU name -> "verified" and target -> "built", where that is true of all ops and recipes; "partial" of some."""
     with_kernel = set(device_ops())
-    checks = [(gpu, "verified", verified, record) for gpu, record in gpu_records().items()]
-    checks += [(target, "built", partial(built, target), made) for target, made in built_record().items()]
     states = {}
-    for name, word, holds, record in checks:
+    for name, word, holds, record in claims:
         found = [op in with_kernel and holds(op, record) for op in ops]
         found += [holds(chain, record, family=chain) for chain in chains]
         if any(found):

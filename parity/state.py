@@ -13,7 +13,7 @@ from vtlab.ops.rows import ROWS, Row
 from vtlab.ops.table import Op, table
 
 from .chain_cases import generated_chains
-from .device_record import device_states
+from .device_record import device_claims, device_states
 from .goldens import list_goldens
 
 RECORDS = Path(__file__).parent / "records"
@@ -50,11 +50,11 @@ class RowState:
 def matrix() -> list[RowState]:
     """The state of all 45 rows, in the order of their ids."""
     record = oracle_record()
-    goldens = golden_counts()
-    return [_row_state(ROWS[id], record, goldens) for id in sorted(ROWS)]
+    goldens, claims = golden_counts(), device_claims()
+    return [_row_state(ROWS[id], record, goldens, claims) for id in sorted(ROWS)]
 
 
-def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]]) -> RowState:
+def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]], claims: list[tuple]) -> RowState:
     ops = {name: found for name, found in table().items() if found.contract.row == row.id}
     entries = {name: record.get(name) for name in ops}
     if row.machinery:
@@ -77,7 +77,7 @@ def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]]) -> Ro
         sum(e["checks"] for e in counted),
         sum(e["mutations"] for e in counted),
         builds,
-        device_states(tuple(ops), generated_chains() if row.machinery == "test_fusion" else ()),
+        device_states(claims, tuple(ops), generated_chains() if row.machinery == "test_fusion" else ()),
     )
 
 
