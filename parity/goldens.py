@@ -145,10 +145,11 @@ def hidden_golden(name: str) -> dict:
 
 def list_goldens() -> list[GoldenFile]:
     """Every golden file: the headers of the op files (no tensor is read), the token files whole (they are small)."""
-    return [*_list_ops(), *_list_tokens(), *_list_hidden()]
+    return [*list_op_goldens(), *_list_tokens(), *_list_hidden()]
 
 
-def _list_ops() -> Iterator[GoldenFile]:
+def list_op_goldens() -> Iterator[GoldenFile]:
+    """The files of op-level goldens."""
     for path in sorted((FOLDER / "ops").glob("*.safetensors")):
         about, _, _ = _metadata(path, path.stat().st_mtime_ns)
         counts: dict[str, int] = {}

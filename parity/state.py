@@ -14,7 +14,7 @@ from vtlab.ops.table import Op, table
 
 from .chain_cases import generated_chains
 from .device_record import device_claims, device_states
-from .goldens import list_goldens
+from .goldens import list_op_goldens
 
 RECORDS = Path(__file__).parent / "records"
 _ROOT = Path(__file__).parent.parent
@@ -92,7 +92,7 @@ def _entry_state(entry: dict | None, digest: str) -> str:
 def golden_counts() -> dict[str, dict[str, int]]:
     """Number of op-level golden cases by op and build."""
     counts: dict[str, dict[str, int]] = {}
-    for entry in list_goldens():
+    for entry in list_op_goldens():
         for op, number in entry.ops.items():
             counts.setdefault(op, {})[entry.build] = number + counts.get(op, {}).get(entry.build, 0)
     return counts
