@@ -14,11 +14,13 @@ from pathlib import Path
 
 from vtlab.device.arch import serving
 from vtlab.device.build import Store, write_atomically
+from vtlab.device.fp4 import CHAIN
 from vtlab.device.source import families, source_digest
 from vtlab.device.spills import spilling
+from vtlab.ops import fusion
 from vtlab.ops.table import lookup
 
-from .device_cases import DeviceCase, device_ops
+from .device_cases import DeviceCase, device_ops, provider_names
 
 RECORDS = Path(__file__).parent / "records"
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -146,6 +148,12 @@ def built(target: str, op: str, made: Mapping[str, Mapping], family: str | None 
     return not spilling(target, entry["kernels"])
 
 
+def recipes_of(op: str) -> tuple[str, ...]:
+    """The recipes that serve an op which a GPU runs as a chain: with a residual or without, scales in rows or tiles."""
+    names = [recipe.name for recipe in fusion.catalog()]
+    return tuple(name for name in names if name.removeprefix("fused_add_").removesuffix("_swizzled") == op)
+
+
 def device_claims() -> list[tuple]:
     """(GPU or target, "verified" or "built", (op, record, family=None) -> bool, record) of everything on record."""
     claims = [(gpu, "verified", verified, record) for gpu, record in gpu_records().items()]
@@ -155,9 +163,15 @@ def device_claims() -> list[tuple]:
 def device_states(claims: list[tuple], ops: tuple[str, ...], chains: tuple[str, ...] = ()) -> dict[str, str]:
     """GPU name -> "verified" and target -> "built", where that is true of all ops and recipes; "partial" of some."""
     with_kernel = set(device_ops())
+    served = {op: recipes_of(op) if CHAIN in provider_names(op) else () for op in ops}
     states = {}
     for name, word, holds, record in claims:
-        found = [op in with_kernel and holds(op, record) for op in ops]
+        found = [
+            holds(op, record)
+            if op in with_kernel
+            else bool(parts) and all(holds(name, record, family=name) for name in parts)
+            for op, parts in served.items()
+        ]
         found += [holds(chain, record, family=chain) for chain in chains]
         if any(found):
             states[name] = word if all(found) else "partial"

@@ -216,3 +216,18 @@ def test_compiling_writes_into_no_object_that_python_shares():
     """NVRTC fills the buffer it is given; an empty log is one byte long, and Python keeps one object for each byte."""
     compiler.compile_family("splits", PTX)
     assert [bytes([value])[0] for value in range(256)] == list(range(256))
+
+
+def test_an_op_that_chains_serve_needs_all_of_them():
+    from vtlab.parity.device_record import device_states, recipes_of
+
+    op, holds = "rms_norm_fp4_quant", lambda name, record, family=None: name in record
+    recipes = set(recipes_of(op))
+    assert len(recipes) == 4
+    claims = [
+        ("all", "verified", holds, recipes),
+        ("one less", "verified", holds, recipes - {op}),
+        ("op", "built", holds, {}),
+    ]
+    assert device_states(claims, (op,)) == {"all": "verified"}
+    assert device_states(claims, (op, "mxfp4_quant")) == {"all": "partial"}
