@@ -41,12 +41,13 @@ def _start(op: str, kernel: str, special: str, wide: bool, args: list) -> None:
     elif lanes <= 32:
         shift = (lanes - 1).bit_length()
         lanes = 1 << shift
-        each, form = next((way for way in _SEVERAL if rows * lanes >= way[2]), (1, "", 0))[:2]
-        if special in _TEAMED and lanes >= each > 1:
-            blocks = -(-(-(-rows // each) * lanes) // _ROW_BLOCK)
-            start(op, "norm", f"{special}_{form}", blocks, (_ROW_BLOCK, 1), [*args, shift])
-            return
-        start(op, "norm", f"{special}_rows", -(-rows * lanes // _ROW_BLOCK), (_ROW_BLOCK, 1), [*args, lanes])
+        ways = _SEVERAL if special in _TEAMED else ()
+        each, form = next(((each, form) for each, form, least in ways if rows * lanes >= least), (1, "rows"))
+        if lanes < each:
+            each, form = 1, "rows"
+        blocks = -(-(-(-rows // each) * lanes) // _ROW_BLOCK)
+        last = lanes if form == "rows" else shift
+        start(op, "norm", f"{special}_{form}", blocks, (_ROW_BLOCK, 1), [*args, last])
     else:
         form = "block1" if lanes <= _TEAM else "few4" if rows <= _FEW_ROWS else "block4"
         start(op, "norm", f"{special}_{form}", rows, (min(_TEAM, -(-lanes // 32) * 32), 1), args)
