@@ -29,6 +29,8 @@ _FEW_ROWS = 32
 """Up to here every row is treated as a decode step: one block a row and key head, and more blocks for a long row."""
 _BLOCK_SHARED = 99 << 10  # what a block may have on the smallest device
 _MULTIPROCESSORS = 132  # an H200's, for which work is cut; results do not depend on it
+_FEW_PIECES = 1024
+"""Up to so many (row, head, chunk), query heads of a key head go into blocks of their own; measured on an H200."""
 _WARPS = (16, 8, 4)
 """Warps a block: the most with which the blocks run at once, 16 warps a multiprocessor."""
 _PARTIAL = 1 << 27  # bytes of partial results from which on rows are not split
@@ -81,7 +83,7 @@ class _Call:
 
     def _decode(self, items: int, by_request: bool) -> None:
         _, offered, times = next(each for each in _DECODE[self.name] if self.width <= each[0])
-        together = next((count for count in offered if count >= self.group), max(offered))
+        together = self._together(items, offered)
         blocks = items * self.kv_heads * -(-self.group // together)
         width = 64 * times
         step = 4 * width * self.item
@@ -103,6 +105,12 @@ class _Call:
         if splits > 1:
             start(self.op, "attention", "attention_join", items * self.heads * -(-self.width // 128), (128, 1), args)
 
+    def _together(self, items: int, offered: dict[int, int]) -> int:
+        """Query heads a block: those of one key head, which share its loads, or fewer where warps would be few."""
+        whole = next((count for count in offered if count >= self.group), max(offered))
+        pieces = items * self.kv_heads * self.chunks
+        return next((n for n in offered if n == whole or pieces * -(-self.group // n) <= _FEW_PIECES), whole)
+
     def _cut(self, blocks: int, most: int) -> tuple[int, int]:
         """(warps a block, blocks that share a row's chunks)."""
         for warps in _WARPS:
@@ -110,7 +118,8 @@ class _Call:
                 return warps, 1
         if blocks > _MULTIPROCESSORS:
             return _WARPS[-1], 1
-        return _WARPS[-1], max(1, min(-(-self.chunks // _WARPS[-1]), 4 * _MULTIPROCESSORS // blocks))
+        warps = 8 if most >= 8 and blocks * -(-self.chunks // 8) >= _MULTIPROCESSORS - 4 else _WARPS[-1]
+        return warps, max(1, min(-(-self.chunks // warps), 4 * _MULTIPROCESSORS // blocks))
 
     def _prefill(self, skip_single: bool) -> None:
         widest, pairs = next(each for each in _PREFILL if self.width <= each[0])

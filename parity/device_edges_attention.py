@@ -7,17 +7,19 @@ import numpy as np
 _PER_REQUEST = np.array([True, False, True])
 
 
-def _paged(new, lens, heads, D, q, kv=None, BS=16, spare_rows=0, **options) -> dict:
-    """A batch: `new` rows over `lens` keys a request, (query, key) heads, pages of BS."""
+def _paged(new, lens, heads, D, q, kv=None, BS=16, spare_rows=0, room=0, **options) -> dict:
+    """A batch: `new` rows over `lens` keys a request, (query, key) heads, pages of BS; `room` for more in the table."""
     used = [-(-length // BS) for length in lens]
     return {"T": sum(new) + spare_rows, "Hq": heads[0], "Hk": heads[1], "D": D, "NB": sum(used) + 1, "BS": BS,
-            "R": len(new), "MB": max(used) + 1, "q": q, "k_cache": kv or q, "lens": lens, "new": new,
+            "R": len(new), "MB": max(used) + 1 + room, "q": q, "k_cache": kv or q, "lens": lens, "new": new,
             "scale": 0.125, **options}  # fmt: skip
 
 
 _DECODE = [  # every kernel of attention_decode
     *(_paged((1, 1), (140, 3), (G, 1), D, "bfloat16", return_lse=True)
       for G, D in ((1, 128), (2, 64), (4, 128), (8, 128), (1, 256), (4, 256), (8, 136), (4, 512))),
+    *(_paged((1, 1), (140, 3), (G, 1), D, "bfloat16", room=1040, return_lse=True)
+      for G, D in ((2, 128), (4, 128), (4, 256))),  # so much may come that query heads share a block
     *(_paged((1, 1), (140, 3), (G, 1), D, kind) for kind in ("float16", "float32")
       for G, D in ((4, 128), (4, 256), (4, 512))),
 ]  # fmt: skip
