@@ -15,6 +15,7 @@ from pathlib import Path
 from vtlab.device.arch import serving
 from vtlab.device.build import Store, write_atomically
 from vtlab.device.fp4 import CHAIN
+from vtlab.device.judged import by_norm, parity_of
 from vtlab.device.source import families, source_digest
 from vtlab.device.spills import spilling
 from vtlab.ops import fusion
@@ -55,7 +56,7 @@ def _driver() -> str:
 
 
 def update(
-    passed: Iterable[str],
+    passed: Mapping[str, float],
     wanted: Iterable[DeviceCase],
     verdicts: Mapping[str, str],
     folder: Path = RECORDS,
@@ -63,13 +64,14 @@ def update(
 ) -> None:
     """Record the families all of whose cases passed, and the sanitizers' verdicts on every recorded present source.
 
+    passed : case -> its largest error against truth, 0 where bytes were compared.
     What the record says of other families stays as it is; a new source starts without verdicts. chosen: the families
     that the sanitizers watched, all of them by default. Runs beside each other do not lose each other's families.
     """
     gpu = this_gpu()
     path = folder / path_of(gpu["gpu"]).name
     with _alone(path):
-        _merge(path, gpu, set(passed), list(wanted), verdicts, set(chosen or families()))
+        _merge(path, gpu, passed, list(wanted), verdicts, set(chosen or families()))
 
 
 @contextlib.contextmanager
@@ -90,7 +92,12 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _merge(
-    path: Path, gpu: dict, done: set, wanted: list[DeviceCase], verdicts: Mapping[str, str], watched: set
+    path: Path,
+    gpu: dict,
+    passed: Mapping[str, float],
+    wanted: list[DeviceCase],
+    verdicts: Mapping[str, str],
+    watched: set,
 ) -> None:
     record = (json.loads(path.read_text()) if path.exists() else {}) | gpu
     kept = record.setdefault("families", {})
@@ -98,17 +105,23 @@ def _merge(
         digest, own = source_digest(family), [case for case in wanted if case.family == family]
         before = kept.get(family, {})
         same = before.get("digest") == digest
-        if own and done.issuperset(map(str, own)):
+        if own and passed.keys() >= set(map(str, own)):
             entry = Store().get(family, gpu["target"]).entry
             kept[family] = {
                 "digest": digest, "date": date.today().isoformat(), "compiler": entry["compiler"],
-                "ops": dict(sorted(Counter(case.op for case in own).items())), "parity": "bytes", "max_error": 0.0,
+                "ops": dict(sorted(Counter(case.op for case in own).items())), "parity": _parity(own),
+                "max_error": max(passed[str(case)] for case in own),
                 "kernels": entry["kernels"], "sanitizer": before.get("sanitizer", {}) if same else {},
             }  # fmt: skip
             same = True
         if same and family in watched:
             kept[family]["sanitizer"].update(verdicts)
     write_atomically(path, json.dumps(record, indent=1, sort_keys=True).encode() + b"\n")
+
+
+def _parity(cases: list[DeviceCase]) -> str:
+    """The classes by which a family's cases were judged, e.g. ``bytes`` or ``bytes, rel_l2(0.00781)``."""
+    return ", ".join(sorted({str(parity_of(case.op, case.arguments() if by_norm(case.op) else {})) for case in cases}))
 
 
 def built_record() -> dict[str, dict]:

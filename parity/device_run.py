@@ -1,4 +1,4 @@
-"""One device case from arguments to verdict, on a GPU or on the emulated one: bytes against the mirror.
+"""One device case from arguments to verdict, on a GPU or on the emulated one: the mirror's bytes, or near the truth.
 
 python -m vtlab.parity.device_run [FAMILY …]   # every small case once on the GPU; what the sanitizers watch
 """
@@ -12,11 +12,13 @@ import numpy as np
 
 from vtlab import ops
 from vtlab.device import runtime
+from vtlab.device.judged import parity_of
 from vtlab.device.launch import PROVIDER
 from vtlab.ops import checking, providers
+from vtlab.ops.contract import Parity
 from vtlab.ops.table import lookup
 
-from .compare import ParityError, assert_bytes
+from .compare import ParityError, assert_bytes, assert_nmse, assert_rel_l2, nmse
 from .device_cases import MOVES, DeviceCase, cases, device_ops, halves
 from .emulation import EmulatedRuntime
 
@@ -83,10 +85,13 @@ def tupled(results) -> tuple:
 
 def mirror_of(op: str, arguments: dict, place: str = "cuda") -> tuple[tuple, dict[str, np.ndarray]]:
     """The mirror's results on fresh copies of the arguments, and what it left in those that the op updates."""
-    found = lookup(op)
+    return _outcome(op, lambda **fresh: lookup(op).mirror_on(place, **fresh), arguments)
+
+
+def _outcome(op: str, call, arguments: dict) -> tuple[tuple, dict[str, np.ndarray]]:
     fresh = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
-    results = tupled(found.mirror_on(place, **fresh))
-    return results, {name: fresh[name] for name in found.contract.mutates if fresh.get(name) is not None}
+    results = tupled(call(**fresh))
+    return results, {name: fresh[name] for name in lookup(op).contract.mutates if fresh.get(name) is not None}
 
 
 class Framed:
@@ -117,13 +122,17 @@ def assert_equal(op: str, got: np.ndarray, want: np.ndarray, what: str) -> None:
     assert_bytes(got, want, what)
 
 
-def check_case(device, case: DeviceCase) -> None:
+def check_case(device, case: DeviceCase) -> float:
     """The call gives the mirror's bytes: with fresh results, into poisoned `out`, and with fewer rows beside it.
 
     What the op updates in place must end as the mirror leaves it, each byte it does not touch included, whether it
-    held the case's values before or poison; nothing beside it is written.
+    held the case's values before or poison; nothing beside it is written. Calls on tensor cores are judged by their
+    contract's norm instead (`check_by_norm`). Returns the largest error against truth, 0 where bytes are compared.
     """
     op, host = case.op, case.arguments()
+    parity = parity_of(op, host)
+    if parity.kind != "bytes":
+        return check_by_norm(device, case, host, parity)
     want, updated = mirror_of(op, host, device.place)
     _check_call(device, case, host, want, updated, str(case))
     if want:
@@ -134,29 +143,87 @@ def check_case(device, case: DeviceCase) -> None:
         part, rows = fewer
         left = mirror_of(op, part, device.place)[1] if updated else {}
         _check_call(device, case, part, tuple(a[:rows] for a in want), left, f"{case} in a batch of {rows}")
+    return 0.0
+
+
+def check_by_norm(device, case: DeviceCase, host: dict, parity: Parity) -> float:
+    """Results lie within the contract's norm of the truth, and at most twice as far from it as the mirror.
+
+    The same bytes come again, into poisoned `out`, and with fewer rows beside them; of what the op updates, elements
+    that the mirror leaves alone keep their bytes. Returns the largest error by the norm.
+    """
+    op = case.op
+    truth, kept = _outcome(op, lookup(op), host)
+    mirror, left = mirror_of(op, host, device.place)
+    got, updated = _call(device, case, host, mirror, tuple(left), str(case))
+    errors = [0.0]
+    for what, one, near, true in [
+        *((f"{case}, result {i}", *each) for i, each in enumerate(zip(got, mirror, truth, strict=True))),
+        *((f"{case}, updated {name}", updated[name], left[name], kept[name]) for name in left),
+    ]:
+        errors.append(_judge(one, near, true, parity, what))
+    for name, after in left.items():
+        still = after.view(np.uint8) == np.ascontiguousarray(host[name]).view(np.uint8)
+        if np.any(updated[name].view(np.uint8)[still] != after.view(np.uint8)[still]):
+            raise ParityError(f"{case}: changed elements of {name} that it should leave alone")
+    again, same = _call(device, case, host, mirror, tuple(left), f"{case} into out", into=True)
+    for what, one, first in [*zip(range(len(got)), again, got), *((name, same[name], updated[name]) for name in left)]:
+        assert_equal(op, one, first, f"{case} again, {what}")
+    if (fewer := halves(lookup(op), host)) is not None:
+        part, rows = fewer
+        like = tuple(a[:rows] for a in mirror)
+        for index, one in enumerate(_call(device, case, part, like, tuple(left), f"{case} in a batch of {rows}")[0]):
+            assert_equal(op, one, got[index][:rows], f"{case} in a batch of {rows}, result {index}")
+    return max(errors)
+
+
+def _judge(got: np.ndarray, mirror: np.ndarray, truth: np.ndarray, parity: Parity, what: str) -> float:
+    """The error of `got`, which obeys the bound and is at most twice the mirror's; integers must be the truth's."""
+    if truth.dtype.kind in "iub":
+        assert_bytes(got, truth, what)
+        return 0.0
+    within = {"nmse": assert_nmse, "rel_l2": assert_rel_l2}[parity.kind]
+    within(got, truth, parity.bound, what)
+    finite = np.isfinite(truth.astype(np.float64))
+    found, plain = (nmse(a[finite], truth[finite]) ** 0.5 for a in (got, mirror))
+    if found > max(2 * plain, 2.0**-24):
+        raise ParityError(f"{what}: rel_l2 {found:.3g} from the truth, the mirror {plain:.3g}: more than twice as far")
+    return found if parity.kind == "rel_l2" else found**2
 
 
 def _check_call(device, case: DeviceCase, host: dict, want: tuple, updated: dict, what: str, into=False) -> None:
     """One call gives `want` and leaves `updated`, and changes no other argument; `into`: poisoned `out` is given."""
-    op = case.op
+    results, left = _call(device, case, host, want, tuple(updated), what, into)
+    for index, (got, expected) in enumerate(zip(results, want, strict=True)):
+        assert_equal(case.op, got, expected, f"{what}, result {index}")
+    for name, expected in updated.items():
+        assert_equal(case.op, left[name], expected, f"{what}, updated {name}")
+
+
+def _call(
+    device, case: DeviceCase, host: dict, like: tuple, updated: tuple[str, ...], what: str, into=False
+) -> tuple[tuple, dict[str, np.ndarray]]:
+    """(results, what is left in the arguments called `updated`) of a call that writes nothing else.
+
+    like : arrays of the results' forms; `into`: such arrays, poisoned, are given as `out`.
+    """
     sent = {name: device.send(value) for name, value in host.items() if name not in updated}
-    frames = {name: Framed(device, value.shape, value.dtype) for name, value in updated.items()}
+    frames = {name: Framed(device, host[name].shape, host[name].dtype) for name in updated}
     for name, frame in frames.items():
         frame.fill(host[name])
-    outs = [Framed(device, expected.shape, expected.dtype) for expected in want] if into else []
+    outs = [Framed(device, expected.shape, expected.dtype) for expected in like] if into else []
     arguments = sent | {name: frame.inner for name, frame in frames.items()}
     if outs:
         arguments["out"] = outs[0].inner if len(outs) == 1 else tuple(frame.inner for frame in outs)
-    results = tupled(device.call(op, arguments))
-    for index, (got, expected) in enumerate(zip([frame.inner for frame in outs] or results, want, strict=True)):
-        assert_equal(op, device.fetch(got), expected, f"{what}, result {index}")
-    for name, frame in frames.items():
-        assert_equal(op, device.fetch(frame.inner), updated[name], f"{what}, updated {name}")
+    results = tupled(device.call(case.op, arguments))
+    made = tuple(device.fetch(each) for each in ([frame.inner for frame in outs] or results))
+    left = {name: device.fetch(frame.inner) for name, frame in frames.items()}
     for name, frame in [*enumerate(outs), *frames.items()]:
         frame.check_frame(f"{what}, {name}")
     for name, value in sent.items():
         if isinstance(host[name], np.ndarray):
             assert_bytes(device.fetch(value), host[name], f"{what}: argument {name} was changed")
+    return made, left
 
 
 def _poisoned(case: DeviceCase, host: dict) -> dict[str, np.ndarray]:

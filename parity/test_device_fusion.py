@@ -30,7 +30,7 @@ def sent(device, recipe, dtypes, rows=3, width=128, **axes):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_generated_kernels_give_the_bytes_of_the_composite(case, device, record_case):
     check_chain(device, case)
-    record_case(str(case))
+    record_case(str(case), 0.0)
 
 
 @pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
