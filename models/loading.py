@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vtlab.gguf.reader import read_gguf
+from vtlab.gguf.reader import GGUFFile, read_gguf
 from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.errors import ContractError
 
@@ -19,9 +19,12 @@ WEIGHTS = ("blocks", "dequantized")
 
 
 def load_decoder(
-    path: str | Path, dtype: str | None = None, max_positions: int | None = None, weights: str = "dequantized"
+    path: str | Path | GGUFFile,
+    dtype: str | None = None,
+    max_positions: int | None = None,
+    weights: str = "dequantized",
 ) -> Decoder:
-    """The forward of a checkpoint: a `.gguf` file, or a folder with config.json and safetensors.
+    """The forward of a checkpoint: a `.gguf` file, open or not, or a folder with config.json and safetensors.
 
     dtype : "float32", "bfloat16" or "float16"; by default what config.json says, float32 for GGUF.
     weights : "blocks" keeps the matrices of a GGUF file in its blocks, and activations meet them in eight bits;
@@ -29,14 +32,14 @@ def load_decoder(
     Errors: FormatError for a file that is broken, incomplete or of another architecture; ContractError for a dtype
     that no model computes in, for blocks of a file that has none.
     """
-    path = Path(path)
-    if weights not in WEIGHTS or (weights == "blocks" and path.suffix != ".gguf"):
+    is_gguf = _is_gguf(path)
+    if weights not in WEIGHTS or (weights == "blocks" and not is_gguf):
         want = " or ".join(WEIGHTS) + " for a .gguf file, dequantized for another"
         raise ContractError("load", "weights", weights, want)
     if dtype not in (None, *FLOATS):
         raise ContractError("load", "dtype", dtype, " or ".join(FLOATS))
-    if path.suffix == ".gguf":
-        gguf = read_gguf(path)
+    if is_gguf:
+        gguf = _opened(path)
         config = ModelConfig.from_gguf(gguf)
         return Decoder(
             config, Weights.from_gguf(config, gguf, dtype or config.dtype, weights == "blocks"), max_positions
@@ -45,11 +48,12 @@ def load_decoder(
     return Decoder(config, Weights.from_tensors(config, read_safetensors(path), dtype or config.dtype), max_positions)
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer | None:
+def load_tokenizer(path: str | Path | GGUFFile) -> Tokenizer | None:
     """The tokenizer of a checkpoint; None for a folder that has none."""
+    if _is_gguf(path):
+        gguf = _opened(path)
+        return Tokenizer.from_gguf(gguf.metadata, gguf.path)
     path = Path(path)
-    if path.suffix == ".gguf":
-        return Tokenizer.from_gguf(read_gguf(path).metadata, path)
     return Tokenizer.from_folder(path) if (path / "tokenizer.json").is_file() else None
 
 
@@ -60,6 +64,16 @@ def load(path: str | Path, dtype: str | None = None, weights: str | None = None,
     """
     cache = engine.get("num_blocks", 128) * engine.get("block_size", 16)
     if weights is None:
-        stay = Path(path).suffix == ".gguf" and engine.get("device") in (None, "cpu") and dtype != "float16"
+        stay = _is_gguf(path) and engine.get("device") in (None, "cpu") and dtype != "float16"
         weights = "blocks" if stay else "dequantized"
-    return Engine(load_decoder(path, dtype, cache, weights), load_tokenizer(path), **engine)
+    source = _opened(path) if _is_gguf(path) else path
+    tokenizer = load_tokenizer(source)  # before the weights: what it takes to build it is free again for them
+    return Engine(load_decoder(source, dtype, cache, weights), tokenizer, **engine)
+
+
+def _is_gguf(path: str | Path | GGUFFile) -> bool:
+    return isinstance(path, GGUFFile) or Path(path).suffix == ".gguf"
+
+
+def _opened(path: str | Path | GGUFFile) -> GGUFFile:
+    return path if isinstance(path, GGUFFile) else read_gguf(path)

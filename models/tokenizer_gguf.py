@@ -8,15 +8,16 @@ Hugging Face does when it converts a SentencePiece model: a piece of a higher sc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from vtlab.ops.errors import FormatError
 
 from .tokenizer import Tokenizer
+from .tokenizer_merges import merges
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"
@@ -64,13 +65,14 @@ class _Fields:
 
     def __init__(self, metadata: Mapping[str, object], file: str | Path):
         self.metadata, self.file = metadata, file
-        self.tokens = [str(token) for token in self.want("tokens")]
+        self.tokens = list(map(str, self.want("tokens")))
         size = len(self.tokens)
-        self.types = [int(kind) for kind in self.get("token_type", [NORMAL] * size)]
+        self.types = np.asarray(self.get("token_type", [NORMAL] * size), np.int64).tolist()
         if len(self.types) != size:
             raise self.error("token_type", f"{len(self.types)} entries", f"{size}, one for each token")
-        if len(set(self.tokens)) != size:
-            raise self.error("tokens", f"{len(set(self.tokens))} different tokens", f"{size} different ones")
+        different = len(set(self.tokens))
+        if different != size:
+            raise self.error("tokens", f"{different} different tokens", f"{size} different ones")
 
     def get(self, key: str, default: object = None) -> object:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
@@ -98,11 +100,11 @@ def _byte_level(fields: _Fields) -> Backend:
         raise fields.error("pre", split, " or ".join(_PRE))
     style = _PRE[split]
     vocabulary = {token: i for i, token in enumerate(fields.tokens)}
-    merges = [tuple(merge.split(" ", 1)) for merge in fields.want("merges")]
-    for merge in merges:
+    joins = [tuple(merge.split(" ", 1)) for merge in fields.want("merges")]
+    for merge in joins:
         if len(merge) != 2 or any(part not in vocabulary for part in (*merge, "".join(merge))):
             raise fields.error("merges", " ".join(merge), "two tokens of the vocabulary that join to a third")
-    backend = Backend(models.BPE(vocabulary, merges, ignore_merges=style == _LLAMA3))
+    backend = Backend(models.BPE(vocabulary, joins, ignore_merges=style == _LLAMA3))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=style in (_GPT2, _DIGITS))
     steps = {
         _GPT2: [],
@@ -118,18 +120,19 @@ def _byte_level(fields: _Fields) -> Backend:
 
 
 def _sentencepiece(fields: _Fields) -> Backend:
-    scores = [float(score) for score in fields.want("scores")]
+    scores = np.asarray(fields.want("scores"), np.float64)
     if len(scores) != len(fields.tokens):
         raise fields.error("scores", f"{len(scores)} entries", f"{len(fields.tokens)}, one for each token")
     unknown = fields.token_id("unknown_token_id")
-    vocabulary = {piece: i for i, piece in enumerate(_pieces(fields))}
-    if len(vocabulary) != len(fields.tokens):
+    pieces = _pieces(fields)
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    if len(vocabulary) != len(pieces):
         raise fields.error("tokens", "two spellings of one run of spaces", "one")
     prefix = bool(fields.get("add_space_prefix", True))
     backend = Backend(
         models.BPE(
             vocabulary,
-            _merges(fields, vocabulary, scores),
+            _merges(fields, pieces, scores),
             unk_token=None if unknown is None else fields.tokens[unknown],
             fuse_unk=True,
             byte_fallback=BYTE in fields.types,
@@ -149,28 +152,16 @@ def _pieces(fields: _Fields) -> list[str]:
     ]
 
 
-def _merges(fields: _Fields, vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a piece from two others, best score first, then longest left half, then longest right.
-
-    User-defined pieces (runs of spaces) come first, as in a SentencePiece model, where their score is 0; GGUF
+def _merges(fields: _Fields, pieces: list[str], scores: np.ndarray) -> list[tuple[str, str]]:
+    """User-defined pieces (runs of spaces) come first, as in a SentencePiece model, where their score is 0; GGUF
     converters write -1000.
     """
-    usable = {piece for piece, i in vocabulary.items() if fields.types[i] in (NORMAL, USER_DEFINED)}
-    found = []
-    for piece, i in vocabulary.items():
-        if piece not in usable:
-            continue
-        local = [
-            (left, right)
-            for at in range(1, len(piece))
-            if (left := piece[:at]) in usable and (right := piece[at:]) in usable
-        ]
-        if len(local) > 1:
-            local.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-        score = 0.0 if fields.types[i] == USER_DEFINED else scores[i]
-        found += [(score, len(left), len(right), left, right) for left, right in local]
-    found.sort(key=itemgetter(0, 1, 2), reverse=True)
-    return [merge[3:] for merge in found]
+    types = np.array(fields.types)
+    usable = np.flatnonzero((types == NORMAL) | (types == USER_DEFINED))
+    ranked = np.where(types == USER_DEFINED, 0.0, scores)[usable]
+    some = [pieces[i] for i in usable.tolist()]
+    left, right = (map(some.__getitem__, half.tolist()) for half in merges(some, ranked))
+    return list(zip(left, right))
 
 
 def _add_tokens(backend: Backend, fields: _Fields) -> None:

@@ -6,6 +6,7 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from vtlab.models.demo import demo_installed, demo_path
 from vtlab.models.loading import load_tokenizer
 from vtlab.models.tokenizer import Tokenizer
+from vtlab.models.tokenizer_merges import merges
 from vtlab.ops.errors import ContractError, FormatError
 
 DATA = Path(__file__).parent / "data"
@@ -76,6 +78,21 @@ def test_sentencepiece_merges_the_best_score_first():
     assert spelled(spm(), "abc") == ["<s>", "abc"]
     assert spelled(spm(), "ab", add_special=False) == ["ab"]
     assert spelled(spm(), "aabcb", add_special=False) == ["a", "abc", "b"]
+
+
+@given(st.lists(st.text("ab\U0001f600\ud800", max_size=6), unique=True), st.integers(0, 2**32))
+def test_merges_are_all_ways_to_halve_a_piece_in_the_declared_order(pieces, seed):
+    scores = np.random.Generator(np.random.PCG64(seed)).integers(-2, 3, len(pieces)).astype(np.float64)
+    want = []
+    for i, piece in enumerate(pieces):
+        for j, left in enumerate(pieces):
+            want += [
+                (-scores[i], -len(left), -len(right), i, j, k)
+                for k, right in enumerate(pieces)
+                if left and right and left + right == piece
+            ]
+    left, right = merges(pieces, scores)
+    assert list(zip(left.tolist(), right.tolist())) == [way[4:] for way in sorted(want)]
 
 
 def test_sentencepiece_falls_back_to_bytes_and_back():
