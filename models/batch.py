@@ -20,7 +20,10 @@ class Batch:
     token_ids, positions : int64 [T]. slot_mapping : int64 [T], the KV slot of each token.
     query_start_loc : int32 [R + 1], where each request's tokens begin. seq_lens : int32 [R], new tokens included.
     block_table : int32 [R, max blocks], padded with block 0.
+    state_slots : int32 [R], the slot of each request's recurrent states; -1: none. begun : int32 [R], 0 for a request
+        whose tokens are its first, and whose states are zeros whatever its slot holds.
     sample_rows : int64, the tokens whose logits are wanted, ascending.
+    decoding : each request has one token, which is not its first.
     """
 
     token_ids: np.ndarray
@@ -29,17 +32,20 @@ class Batch:
     query_start_loc: np.ndarray
     seq_lens: np.ndarray
     block_table: np.ndarray
+    state_slots: np.ndarray
+    begun: np.ndarray
     sample_rows: np.ndarray
+    decoding: bool = False
 
     def on(self, arrays: Arrays) -> Batch:
         """The same batch where `arrays` are, in one copy; the batch itself on the host."""
         if arrays is HOST:
             return self
-        layout = Layout({field.name: getattr(self, field.name).shape for field in fields(self)})
-        raw = np.empty(layout.size, np.uint8)
-        for name, target in vars(layout.views(raw)).items():
-            target[...] = getattr(self, name)
-        return layout.views(arrays.send(raw))
+        layout = Layout({name: getattr(self, name).shape for name in _DTYPES})
+        raw, views = np.empty(layout.size, np.uint8), layout.views
+        for name in _DTYPES:
+            getattr(views(raw, self.decoding), name)[...] = getattr(self, name)
+        return views(arrays.send(raw), self.decoding)
 
 
 class Layout:
@@ -52,17 +58,23 @@ class Layout:
             self.size = begin + math.prod(shape) * kind.itemsize
             self._places[name] = begin, self.size, kind, shape
 
-    def views(self, raw) -> Batch:
+    def views(self, raw, decoding: bool) -> Batch:
         """The batch whose arrays lie in `raw`, uint8 [size], on whatever device."""
-        return Batch(**{
+        arrays = {
             name: raw[begin:end].view(kind).reshape(shape) for name, (begin, end, kind, shape) in self._places.items()
-        })  # fmt: skip
+        }
+        return Batch(**arrays, decoding=decoding)
 
 
+_WIDE = ("token_ids", "positions", "slot_mapping", "sample_rows")
 _DTYPES = {
-    name: np.dtype(np.int32 if name in ("query_start_loc", "seq_lens", "block_table") else np.int64)
-    for name in (field.name for field in fields(Batch))
+    field.name: np.dtype(np.int64 if field.name in _WIDE else np.int32)
+    for field in fields(Batch)
+    if field.name != "decoding"
 }
+
+
+_PADDING = {"token_ids": 0, "positions": 0, "slot_mapping": -1, "seq_lens": 0, "state_slots": -1}
 
 
 class DecodeInputs:
@@ -70,22 +82,23 @@ class DecodeInputs:
 
     `batch` is what a forward reads, views of `raw`.
 
-    A row of padding has token 0, no slot, no keys and no query of its own, so that it changes no other row.
+    A row of padding has token 0, no slots, no keys and no query of its own, so that it changes no other row.
     """
 
     def __init__(self, arrays: Arrays, rows: int, max_blocks: int):
         layout = Layout({
             "token_ids": (rows,), "positions": (rows,), "slot_mapping": (rows,), "query_start_loc": (rows + 1,),
-            "seq_lens": (rows,), "block_table": (rows, max_blocks), "sample_rows": (rows,),
+            "seq_lens": (rows,), "block_table": (rows, max_blocks), "state_slots": (rows,), "begun": (rows,),
+            "sample_rows": (rows,),
         })  # fmt: skip
         self._arrays, self._staging, self.raw = arrays, arrays.staging(layout.size), arrays.empty((layout.size,), "u1")
-        self._host, self.batch = layout.views(self._staging), layout.views(self.raw)
-        self._host.sample_rows[...] = np.arange(rows)
+        self._host, self.batch = layout.views(self._staging, True), layout.views(self.raw, True)
+        self._host.sample_rows[...], self._host.begun[...] = np.arange(rows), 1
 
     def load(self, batch: Batch) -> None:
         """Put a batch of one new token a request here, in one copy that the host does not wait for."""
         count, host = len(batch.seq_lens), self._host
-        for name, padding in (("token_ids", 0), ("positions", 0), ("slot_mapping", -1), ("seq_lens", 0)):
+        for name, padding in _PADDING.items():
             target = getattr(host, name)
             target[:count], target[count:] = getattr(batch, name), padding
         host.query_start_loc[: count + 1], host.query_start_loc[count + 1 :] = batch.query_start_loc, count
@@ -96,16 +109,20 @@ class DecodeInputs:
 
 @dataclass(frozen=True)
 class Slice:
-    """The new tokens of one request: `tokens` stand at positions start, start + 1, …; `blocks` is its block table."""
+    """The new tokens of one request: `tokens` stand at positions start, start + 1, …; `blocks` is its block table.
+
+    slot : of its recurrent states; by default its row in the batch.
+    """
 
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
     sample: bool
+    slot: int | None = None
 
 
 def build(slices: Sequence[Slice], block_size: int) -> Batch:
-    """Lay the slices of a step out as one `Batch`."""
+    """Lay the slices of a step out as one `Batch`; those of models without blocks have none, and no KV slots."""
     lengths = np.array([len(item.tokens) for item in slices], np.int64)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     table = np.zeros((len(slices), max((len(item.blocks) for item in slices), default=0)), np.int32)
@@ -113,7 +130,8 @@ def build(slices: Sequence[Slice], block_size: int) -> Batch:
     slots = []
     for row, (item, where) in enumerate(zip(slices, positions)):
         table[row, : len(item.blocks)] = item.blocks
-        slots.append(table[row, where // block_size].astype(np.int64) * block_size + where % block_size)
+        found = table[row, where // block_size] if item.blocks else np.full(len(where), -1)
+        slots.append(np.where(found < 0, -1, found.astype(np.int64) * block_size + where % block_size))
     return Batch(
         token_ids=np.concatenate([np.asarray(item.tokens, np.int64) for item in slices]),
         positions=np.concatenate(positions),
@@ -121,5 +139,8 @@ def build(slices: Sequence[Slice], block_size: int) -> Batch:
         query_start_loc=starts.astype(np.int32),
         seq_lens=np.array([item.start + len(item.tokens) for item in slices], np.int32),
         block_table=table,
+        state_slots=np.array([row if item.slot is None else item.slot for row, item in enumerate(slices)], np.int32),
+        begun=np.array([item.start > 0 for item in slices], np.int32),
+        decoding=all(item.start > 0 and len(item.tokens) == 1 for item in slices),
         sample_rows=np.array([end - 1 for end, item in zip(starts[1:], slices) if item.sample], np.int64),
     )

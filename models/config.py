@@ -9,7 +9,19 @@ from pathlib import Path
 
 from vtlab.ops.errors import FormatError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
+
+
+@dataclass(frozen=True)
+class StateConfig:
+    """What a recurrent layer keeps of a sequence, whatever its length: the last inputs of its convolution, and a state.
+
+    channels, taps : of the convolution, whose filter is one tap longer. shape : of the state.
+    """
+
+    channels: int
+    taps: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -18,9 +30,11 @@ class LayerConfig:
 
     Attributes
     ----------
-    kind : "full_attention" or "sliding_attention"; also says which of the model's rotary tables it reads.
+    kind : "full_attention" or "sliding_attention"; also says which of the model's rotary tables it reads. A
+        "linear_attention" layer has a state instead of keys and values, and no heads that attend.
     sliding_window : keys that a query of a sliding layer sees, itself included.
     kv_layer : the earlier layer whose keys and values it reads, where it has none of its own.
+    gated : the projection of q gives each head a gate beside it, whose sigmoid its output is multiplied with.
     """
 
     kind: str
@@ -30,6 +44,8 @@ class LayerConfig:
     intermediate_size: int
     sliding_window: int | None = None
     kv_layer: int | None = None
+    gated: bool = False
+    state: StateConfig | None = None
 
     @property
     def q_size(self) -> int:
@@ -96,6 +112,11 @@ class ModelConfig:
             self._check_layer(index, layer)
 
     def _check_layer(self, index: int, layer: LayerConfig) -> None:
+        if layer.state is not None:
+            sizes = (layer.state.channels, layer.state.taps, *layer.state.shape)
+            self._want("layer_types", layer.kind, layer.kind == RECURRENT, RECURRENT)
+            self._want("conv_kernel", sizes, min(sizes) >= 1, "a filter of two taps or more, a state with lanes")
+            return
         for name in ("intermediate_size", "num_key_value_heads", "head_dim"):
             self._want(name, getattr(layer, name), getattr(layer, name) >= 1, "at least 1")
         heads, kv = layer.num_heads, layer.num_key_value_heads
@@ -113,6 +134,16 @@ class ModelConfig:
     def _want(self, name: str, got: object, condition: bool, want: str) -> None:
         if not condition:
             raise FormatError(self.file, None, name, got, want)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a layer keeps a state of a request, beside or instead of its keys and values."""
+        return any(layer.state is not None for layer in self.layers)
+
+    @property
+    def attends(self) -> bool:
+        """Whether a layer keeps keys and values, which take the more room the longer a request is."""
+        return any(layer.state is None for layer in self.layers)
 
     @property
     def layer_types(self) -> tuple[str, ...]:

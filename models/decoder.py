@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from vtlab import ops
 from vtlab.ops import arrays as places
 from vtlab.ops.arrays import Arrays
 
 from .batch import Batch
 from .buffers import Fresh
-from .cache import KVCache
-from .config import ModelConfig
+from .cache import KVCache, StateCache
+from .config import ModelConfig, StateConfig
 from .families import FAMILIES
 from .step import Keep, Step
 from .weights import Weights
@@ -56,10 +58,14 @@ class Decoder:
             return self
         return Decoder(self.config, self.weights.mapped(self.arrays.fetch), self.max_positions, arrays)
 
-    def new_caches(self, num_blocks: int, block_size: int) -> list[KVCache]:
-        """A zeroed KV cache for each layer; layers that share keys and values have one and the same."""
-        caches: list[KVCache] = []
+    def new_caches(self, num_blocks: int, block_size: int, num_slots: int | None = None) -> list[KVCache | StateCache]:
+        """A zeroed cache for each layer: keys and values in blocks, or states in slots, by default as many of these as
+        blocks; layers that share keys and values have one and the same."""
+        caches: list[KVCache | StateCache] = []
         for layer in self.config.layers:
+            if layer.state is not None:
+                caches.append(self._states(layer.state, num_blocks if num_slots is None else num_slots))
+                continue
             if layer.kv_layer is not None:
                 caches.append(caches[layer.kv_layer])
                 continue
@@ -67,8 +73,12 @@ class Decoder:
             caches.append(KVCache(self.arrays.zeros(shape, self.dtype), self.arrays.zeros(shape, self.dtype)))
         return caches
 
-    def forward(self, batch: Batch, caches: list[KVCache], keep: Keep | None = None):
-        """Logits [rows to sample, V] in the model's dtype; the new tokens' keys and values are written to `caches`.
+    def _states(self, layer: StateConfig, slots: int) -> StateCache:
+        conv = self.arrays.zeros((slots, layer.channels, layer.taps), self.dtype)
+        return StateCache(conv, self.arrays.zeros((slots, *layer.shape), np.dtype(np.float32)))
+
+    def forward(self, batch: Batch, caches: list[KVCache | StateCache], keep: Keep | None = None):
+        """Logits [rows to sample, V] in the model's dtype; `caches` take the new tokens' keys, values and states.
 
         The batch lives where the model does. keep : (name, shape, dtype) -> where to put a result, or None for fresh
         memory; results of one name are not needed at the same time.
@@ -82,4 +92,4 @@ class Decoder:
         return self.family.head(step, *step.sampled(hidden, residual))
 
 
-__all__ = ["Decoder", "KVCache", "Keep"]
+__all__ = ["Decoder", "KVCache", "Keep", "StateCache"]

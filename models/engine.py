@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, over a paged KV cache with continuous batching.
+"""The engine: requests in, tokens out, over paged KV caches and slots of recurrent states, with continuous batching.
 
 A request's tokens depend on its prompt and its parameters alone. Batch composition, chunked prefill, block size,
 preemption and cancelled neighbours change when a token comes, never which.
@@ -28,8 +28,9 @@ _GREEDY = SamplingParams()
 class Engine:
     """Generates with one model.
 
-    num_blocks * block_size is the KV cache in tokens; max_num_batched_tokens bounds the tokens of a step (longer
-    prompts are prefilled in chunks), max_num_seqs its requests. `seed` is where requests without one get theirs.
+    num_blocks * block_size is the KV cache in tokens, which a model without attention does not need;
+    max_num_batched_tokens bounds the tokens of a step (longer prompts are prefilled in chunks), max_num_seqs its
+    requests. `seed` is where requests without one get theirs.
     device : "cpu", "cuda" or the arrays of a device, where model, cache and sampling are; by default where the decoder
     is. graphs : on a device, replay decode steps from graphs instead of launching op by op; the same tokens.
     """
@@ -49,9 +50,12 @@ class Engine:
     ):
         self.decoder = decoder if device is None else decoder.on(device)
         self.tokenizer, self.seed = tokenizer, seed
-        self.blocks = BlockManager(num_blocks, block_size)
+        config = self.decoder.config
+        slots = max_num_seqs if config.recurrent else None
+        self.blocks = BlockManager(num_blocks, block_size, slots, config.attends)
         self.scheduler = Scheduler(self.blocks, max_num_batched_tokens, max_num_seqs)
-        self.max_model_len = min(decoder.max_positions, num_blocks * block_size)
+        room = num_blocks * block_size if config.attends else decoder.max_positions
+        self.max_model_len = min(decoder.max_positions, room)
         self.runner = Runner(self.decoder, num_blocks, block_size, max_num_seqs, graphs)
         self._next_id = 0
 
@@ -117,15 +121,22 @@ class Engine:
             self.scheduler.remove(request)
 
     def step(self) -> None:
-        """Run one step of whatever is scheduled. An error leaves every request as it was before the step."""
+        """Run one step of whatever is scheduled. An error leaves every request as it was before the step, but that one
+        with states computes them anew: they may have moved on."""
         work = self.scheduler.schedule()
         if not work:
             return
         sampling = [item for item in work if item.samples]
         requests = [item.request for item in sampling]
         top = max((request.params.logprobs or 0 for request in requests), default=0)
-        with self.decoder.arrays.queue():
-            drawn = sample_rows(requests, self.runner.run(self._batch(work), top))
+        try:
+            with self.decoder.arrays.queue():
+                drawn = sample_rows(requests, self.runner.run(self._batch(work), top))
+        except BaseException:
+            if self.decoder.config.recurrent:
+                for item in work:
+                    item.request.num_computed = 0
+            raise
         for item in work:
             item.request.num_computed += item.count
         for item, (token, logprobs) in zip(sampling, drawn):
@@ -138,7 +149,8 @@ class Engine:
         for item in work:
             request, start = item.request, item.request.num_computed
             tokens = request.tokens(start, start + item.count)
-            slices.append(Slice(tokens, start, self.blocks.table(request.id), item.samples))
+            where = self.blocks.table(request.id), item.samples, self.blocks.slot(request.id)
+            slices.append(Slice(tokens, start, *where))
         return build(slices, self.blocks.block_size)
 
     def _request(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:

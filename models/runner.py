@@ -40,7 +40,7 @@ class Runner:
     def __init__(self, decoder: Decoder, num_blocks: int, block_size: int, max_num_seqs: int, graphs: bool = True):
         self.decoder, self.arrays = decoder, decoder.arrays
         self.graphs = self.arrays.graphs() if graphs else None
-        self.caches = decoder.new_caches(num_blocks, block_size)
+        self.caches = decoder.new_caches(num_blocks, block_size, max_num_seqs)
         self._sizes = padded_sizes(max_num_seqs)
         self._max_blocks = num_blocks
         self._fresh, self._kept = Fresh(self.arrays), Kept(self.arrays, self._sizes[-1])
@@ -52,7 +52,7 @@ class Runner:
 
         Errors: those of the ops. The step's keys and values may be in the cache then; running it again rewrites them.
         """
-        rows, decoding = len(batch.seq_lens), len(batch.token_ids) == batch.sample_rows.size == len(batch.seq_lens)
+        rows, decoding = len(batch.seq_lens), batch.decoding and batch.sample_rows.size == len(batch.seq_lens)
         if self.graphs is None or not decoding or rows > self._sizes[-1]:
             report = None if self.arrays is HOST else Report(self.arrays, batch.sample_rows.size, top)
             return self._step(batch.on(self.arrays), self._fresh, report)

@@ -26,8 +26,8 @@ class Scheduled:
 class Scheduler:
     """First come, first served, within a budget of tokens and requests for each step.
 
-    A running request that finds no free block takes those of the youngest running one, which goes back to the
-    head of the queue and recomputes its keys and values later: the same tokens come out.
+    A running request that finds no free block takes those of the youngest running one, which goes back to the head of
+    the queue and recomputes its keys, values and states later: the same tokens come out.
     """
 
     def __init__(self, blocks: BlockManager, max_num_batched_tokens: int, max_num_seqs: int):
@@ -48,7 +48,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Forget a request, finished or not, and free its blocks."""
+        """Forget a request, finished or not, and free its blocks and its slot."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -56,7 +56,7 @@ class Scheduler:
         self.blocks.release(request.id)
 
     def schedule(self) -> list[Scheduled]:
-        """The work of one step; every request in it has blocks for its tokens."""
+        """The work of one step; every request in it has blocks for its tokens, and a slot."""
         budget, work, preempted = self.max_num_batched_tokens, [], False
         index = 0
         while index < len(self.running) and budget > 0:

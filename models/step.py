@@ -18,7 +18,7 @@ from vtlab.ops.numerics import round_to
 
 from .attention import attention
 from .batch import Batch
-from .cache import KVCache
+from .cache import KVCache, StateCache
 from .config import ModelConfig
 from .linear import Linear
 
@@ -43,7 +43,7 @@ class Step:
         tables: Mapping[str, object],
         arrays: Arrays,
         batch: Batch,
-        caches: list[KVCache],
+        caches: list[KVCache | StateCache],
         keep: Keep,
     ):
         self.config, self.weights, self.layers, self.tables = config, weights, weights.layers, tables

@@ -5,6 +5,6 @@ Numba is imported at the first call of such an op; what was compiled is kept in 
 
 from __future__ import annotations
 
-from . import attention, elementwise, ggml, kv_cache, logits, matmul, norm, rope, splits
+from . import attention, elementwise, ggml, kv_cache, logits, matmul, norm, recurrent, rope, splits
 
-__all__ = ["attention", "elementwise", "ggml", "kv_cache", "logits", "matmul", "norm", "rope", "splits"]
+__all__ = ["attention", "elementwise", "ggml", "kv_cache", "logits", "matmul", "norm", "recurrent", "rope", "splits"]
