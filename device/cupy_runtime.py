@@ -66,6 +66,10 @@ class CupyRuntime:
     def shared_memory(self) -> int:
         return device_caps(self.here()).smem_per_block_optin
 
+    def capability(self) -> tuple[int, int]:
+        caps = device_caps(self.here())
+        return caps.sm_major, caps.sm_minor
+
     def stream(self) -> int:
         return self._cupy.cuda.get_current_stream().ptr
 

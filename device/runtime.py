@@ -31,6 +31,9 @@ class Runtime(Protocol):
     def shared_memory(self) -> int:
         """Bytes of shared memory that a block of the current device may have."""
 
+    def capability(self) -> tuple[int, int]:
+        """(major, minor) compute capability of the current device."""
+
     def stream(self) -> int:
         """The current stream, as a handle."""
 

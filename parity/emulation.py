@@ -125,6 +125,9 @@ class EmulatedRuntime:
     def shared_memory(self) -> int:
         return 227 << 10
 
+    def capability(self) -> tuple[int, int]:
+        return 9, 0
+
     def stream(self) -> int:
         return 0
 
