@@ -150,8 +150,8 @@ def check_case(device, case: DeviceCase) -> float:
 def check_by_norm(device, case: DeviceCase, host: dict, parity: Parity) -> float:
     """Results lie within the contract's norm of the truth, and at most twice as far from it as the mirror.
 
-    The same bytes come again, into poisoned `out`, and with fewer rows beside them; of what the op updates, rows that the
-    mirror leaves alone keep their bytes. Returns the largest error by the norm.
+    The same bytes come again, into poisoned `out`, and with fewer rows beside them; of what the op updates, rows that
+    the mirror leaves alone keep their bytes. Returns the largest error by the norm.
     """
     op = case.op
     truth, kept = _outcome(op, lookup(op), host)
