@@ -28,3 +28,9 @@ def map_file(path: str | Path) -> mmap.mmap | bytes:
         if os.fstat(file.fileno()).st_size == 0:
             return b""
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def forget(buffer: mmap.mmap | bytes) -> None:
+    """Let the pages of a mapped file go, where the system can: the next touch brings them back."""
+    if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        buffer.madvise(mmap.MADV_DONTNEED)

@@ -11,7 +11,7 @@ import numpy as np
 from vtlab.ops.errors import FormatError
 
 from .header import parse_header
-from .mapping import map_file
+from .mapping import forget, map_file
 from .placement import check_placement
 
 
@@ -45,7 +45,7 @@ class GGUFFile:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        buffer = map_file(path)
+        self._buffer = buffer = map_file(path)
         header = parse_header(buffer, path)
         check_placement(header, len(buffer), path)
         self.version, self.metadata, self.alignment = header.version, header.metadata, header.alignment
@@ -63,9 +63,13 @@ class GGUFFile:
             raise FormatError(self.path, None, "metadata_kv['general.architecture']", "no such key", "a string")
         return self.metadata["general.architecture"]
 
+    def forget(self) -> None:
+        """Let go of the memory that tensors read so far take; what is read again comes from the file again."""
+        forget(self._buffer)
+
     def close(self) -> None:
         """Let go of the tensors. The file is unmapped once no array that a caller kept looks into it."""
-        self.tensors = {}
+        self.tensors, self._buffer = {}, b""
 
     def __enter__(self) -> Self:
         return self

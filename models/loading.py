@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from pathlib import Path
 
 from vtlab.gguf.reader import GGUFFile, read_gguf
@@ -41,9 +43,9 @@ def load_decoder(
     if is_gguf:
         gguf = _opened(path)
         config = ModelConfig.from_gguf(gguf)
-        return Decoder(
-            config, Weights.from_gguf(config, gguf, dtype or config.dtype, weights == "blocks"), max_positions
-        )
+        held = Weights.from_gguf(config, gguf, dtype or config.dtype, weights == "blocks")
+        gguf.forget()  # of most of what was read there are copies now
+        return Decoder(config, held, max_positions)
     config = ModelConfig.from_folder(path)
     return Decoder(config, Weights.from_tensors(config, read_safetensors(path), dtype or config.dtype), max_positions)
 
@@ -67,8 +69,17 @@ def load(path: str | Path, dtype: str | None = None, weights: str | None = None,
         stay = _is_gguf(path) and engine.get("device") in (None, "cpu") and dtype != "float16"
         weights = "blocks" if stay else "dequantized"
     source = _opened(path) if _is_gguf(path) else path
-    tokenizer = load_tokenizer(source)  # before the weights: what it takes to build it is free again for them
-    return Engine(load_decoder(source, dtype, cache, weights), tokenizer, **engine)
+    tokenizer = load_tokenizer(source)
+    give_back()  # building a vocabulary takes several times the memory that it keeps
+    decoder = load_decoder(source, dtype, cache, weights)
+    give_back()
+    return Engine(decoder, tokenizer, **engine)
+
+
+def give_back() -> None:
+    """Hand the memory that was freed back to the system, where the C library can."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc; on Windows no program to look into
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _is_gguf(path: str | Path | GGUFFile) -> bool:

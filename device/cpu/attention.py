@@ -11,7 +11,6 @@ from .threads import split
 
 K, M = Kernels("attention"), Kernels("merging")
 _FAR = 1 << 40
-_ROWS = 32
 _START, _LSE = np.zeros(1, np.int32), np.dtype(np.float32)
 
 
@@ -26,7 +25,9 @@ def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, options, o
     left, right = (_FAR, _FAR) if window is None else map(int, window)
     several = isinstance(causal, np.ndarray)
     requests, done = len(lengths), int(starts[-1])
-    blocks = -(-longest // max(1, _ROWS // max(group, 1)))
+    together = max(1, K.ROWS // max(group, 1))  # query rows of a block
+    blocks = -(-longest // together)
+    rows = together * max(group, 1)
     if done < tokens:
         made[0][done:] = 0
         if return_lse:
@@ -37,7 +38,7 @@ def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, options, o
         starts, np.ascontiguousarray(causal).view(np.uint8) if several else None, 0 if several else bool(causal), group,
         key_heads, depth, page_size, left, right, scale, softcap, sinks, slopes, bool(counted),
         0 if p_round is None else KINDS[dtype(p_round)], made[0], made[1] if return_lse else None, tokens, blocks,
-        scratch=K.scratch_bytes(max(group, 1), depth),
+        scratch=8 * (K.CHUNK + rows) * (depth + 15) + 8 * rows + 64,
     )  # fmt: skip
     return delivered(out, made)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from . import tier
+from . import images, tier
 
 _lock = threading.RLock()
 _state = {"compiled": 0, "seconds": 0.0}
@@ -124,6 +124,19 @@ def _cache(function: Callable):
 
         def check_cachable(self, result):
             return True
+
+        def reduce(self, result):
+            return self._imaged(super().reduce(result))
+
+        def rebuild(self, target_context, payload):
+            return super().rebuild(target_context, self._imaged(payload))
+
+        def _imaged(self, payload):
+            """What Numba keeps of a kernel, whose object is left to processes without Numba as well."""
+            _, kind, data = payload[0]
+            if kind == "object":
+                images.keep(function.__module__.rpartition(".")[2], function.__name__, data[0])
+            return payload
 
     class Cache(FunctionCache):
         """A folder that cannot be read or written costs compiling again, no more."""

@@ -15,6 +15,7 @@ from vtlab.ops import providers
 from vtlab.ops.capabilities import Capabilities
 from vtlab.ops.outputs import check_form
 
+from . import images
 from .compiling import Kernel
 
 PROVIDER, PRIORITY = "numba", 0
@@ -35,17 +36,22 @@ def provider(op: str) -> Callable[[Callable], Callable]:
 class Kernels:
     """What a module of kernels holds: ``K = Kernels("norm")``; ``K.rms_norm(...)``.
 
-    The module is imported, and a kernel compiled, at the first use; from then on it is the compiled function itself.
+    A kernel is linked from the image that an earlier process kept; else the module is imported, and the kernel
+    compiled, at the first use. From then on it is the compiled function itself.
     """
 
     def __init__(self, module: str):
         self._module = module
 
     def __getattr__(self, name: str):
-        found = getattr(import_module(f"{__package__}.kernels.{self._module}"), name)
-        if isinstance(found, Kernel):
-            found.load()
-            found = found.entry
+        found = images.load(self._module, name)
+        if found is None:
+            found = getattr(import_module(f"{__package__}.kernels.{self._module}"), name)
+            if isinstance(found, Kernel):
+                found.load()
+                found = found.entry
+            elif isinstance(found, int | tuple):
+                images.keep(self._module, name, found)
         setattr(self, name, found)
         return found
 

@@ -60,6 +60,11 @@ def apply_allowed_token_ids(logits, mask, *, out=None):
     return _rows("apply_allowed_token_ids", logits, out, K.masked, mask, logits.shape[1])
 
 
+def _rank_bytes(width: int) -> int:
+    """Memory that the kernels of ranks want."""
+    return 8 * R.CELLS + 12 * width + 512
+
+
 @provider("apply_top_k_top_p")
 def apply_top_k_top_p(logits, k=None, p=None, *, out=None):
     """oracle.logits.apply_top_k_top_p."""
@@ -67,7 +72,7 @@ def apply_top_k_top_p(logits, k=None, p=None, *, out=None):
     np.copyto(made[0], logits)
     if k is not None or p is not None:
         cost, width = logits.size * _ELEMENT, logits.shape[1]
-        split(R.top_k_top_p, len(logits), cost, made[0], k, p, width, scratch=R.scratch_bytes(width))
+        split(R.top_k_top_p, len(logits), cost, made[0], k, p, width, scratch=_rank_bytes(width))
     return delivered(out, made)
 
 
@@ -85,7 +90,7 @@ def gather_logprobs(logprobs, num_logprobs, ids, *, out=None):
     rows, width = logprobs.shape
     form = rows, num_logprobs + 1
     made = results("gather_logprobs", out, (form, _INT32), (form, _FLOAT32), ((rows,), _INT64))
-    cost, memory = logprobs.size * _ELEMENT, R.scratch_bytes(width)
+    cost, memory = logprobs.size * _ELEMENT, _rank_bytes(width)
     split(R.largest, rows, cost, logprobs, ids, *made, width, num_logprobs, scratch=memory)
     return delivered(out, made)
 

@@ -19,7 +19,7 @@ def product(a, b, transposed: bool, target) -> None:
     split(
         K.matmul, -(-columns // (16 * K.PANELS)), (rows + 1) * depth * columns, a, a.strides[0] // 4, b,
         b.strides[0] // b.dtype.itemsize, KINDS[b.dtype], transposed, rows, depth, target, KINDS[target.dtype], columns,
-        scratch=K.scratch_bytes(rows),
+        scratch=64 * K.PANELS * (K.DEPTH + rows) + 64,
     )  # fmt: skip
 
 

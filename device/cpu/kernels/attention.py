@@ -176,12 +176,6 @@ def _finished(state, mixed, depth, sink, sunk, counted, out, at, kind):
     return total_log
 
 
-def scratch_bytes(group, depth):
-    """Bytes of memory that `paged` wants."""
-    rows = max(1, ROWS // group) * group
-    return (8 * CHUNK + 8 * rows) * (depth + 15) + 8 * rows + 64
-
-
 @kernel("iiaiaiiiaiiiiaiaaaiiiiiiiffaaiiaaiia")
 def paged(
     begin, end, q, q_kind, k_cache, k_page, k_slot, k_head, v_cache, v_page, v_slot, v_head, kind, pages, pages_row,

@@ -75,11 +75,6 @@ def _packed(b, b_kind, b_stride, transposed, column, columns, k, depth, table, p
             put(load(b, (k + i) * b_stride + column, columns - column, b_kind), panel, 16 * i)
 
 
-def scratch_bytes(rows):
-    """Bytes of memory that `matmul` wants."""
-    return 64 * PANELS * (DEPTH + rows) + 64
-
-
 @kernel("iiaiaiiiiiaiia")
 def matmul(begin, end, a, a_stride, b, b_stride, b_kind, transposed, rows, depth, out, out_kind, columns, work):
     """Blocks begin ... end, of 16 * PANELS columns each, of out = a b, or a b^T where `transposed`; a is float32."""

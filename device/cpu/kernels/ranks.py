@@ -11,12 +11,7 @@ from .memory import address, aligned, get_f32, get_i32, get_i64, get_u32, given,
 from .transcendental import exp
 
 _NAN_CODE = np.int64(0xFFC00000)
-_CELLS = 2048
-
-
-def scratch_bytes(width):
-    """Bytes of memory that the kernels want."""
-    return 8 * _CELLS + 12 * width + 512
+CELLS = 2048
 
 
 @device
@@ -39,7 +34,7 @@ def _kth(codes, width, k, cells):
     """(the code of the k-th largest, how many are larger)."""
     prefix, above = np.int64(0), np.int64(0)
     for level in range(3):
-        for i in range(_CELLS):
+        for i in range(CELLS):
             set_at(np.int64(0), cells, i)
         shift = 32 if level == 0 else (21 if level == 1 else 10)
         for i in range(width):
@@ -63,7 +58,7 @@ def _cut(codes, weights, width, whole, limit, cells):
     """
     prefix, below = np.int64(0), np.int64(0)
     for level in range(3):
-        for i in range(_CELLS):
+        for i in range(CELLS):
             set_at(np.int64(0), cells, i)
         shift = 32 if level == 0 else (21 if level == 1 else 10)
         for i in range(width):
@@ -127,7 +122,7 @@ def _keep_share(x, first, width, codes, weights, limit, cells):
 def top_k_top_p(begin, end, out, k, p, width, work):
     """Rows of logits in `out`, in place; k and p may be absent."""
     cells = aligned(work)
-    codes = cells + 8 * _CELLS
+    codes = cells + 8 * CELLS
     weights = aligned(codes + 4 * width + 64)
     for row in range(begin, end):
         first = row * width
@@ -144,7 +139,7 @@ def top_k_top_p(begin, end, out, k, p, width, work):
 def largest(begin, end, x, ids, indices, values, ranks, width, count, work):
     """ids[row] and its value, then the `count` largest and theirs, descending, ties by place; the rank of the id."""
     cells = aligned(work)
-    codes = cells + 8 * _CELLS
+    codes = cells + 8 * CELLS
     found = aligned(codes + 4 * width + 64)
     for row in range(begin, end):
         first, to, chosen = row * width, row * (count + 1), get_i64(ids, row)
