@@ -75,8 +75,8 @@ class BlockLinear(Linear):
         out = np.empty((x.shape[0], self.out_features), dtype) if out is None else out
         column = 0
         for part in self.weight:
-            product = ops.matmul_bt_quant(x, part.data, quant_type=part.quant_type, out_dtype=dtype)
-            out[:, column : column + part.data.shape[0]] = product
+            beside = out[:, column : column + part.data.shape[0]]
+            ops.matmul_bt_quant(x, part.data, quant_type=part.quant_type, out_dtype=dtype, out=beside)
             column += part.data.shape[0]
         return out
 

@@ -32,7 +32,8 @@ class Engine:
     max_num_batched_tokens bounds the tokens of a step (longer prompts are prefilled in chunks), max_num_seqs its
     requests. `seed` is where requests without one get theirs.
     device : "cpu", "cuda" or the arrays of a device, where model, cache and sampling are; by default where the decoder
-    is. graphs : on a device, replay decode steps from graphs instead of launching op by op; the same tokens.
+    is. graphs : replay decode steps from graphs instead of launching op by op; the same tokens. `runner.eager` says
+    why a model's steps are not replayed.
     """
 
     def __init__(

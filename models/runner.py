@@ -1,4 +1,4 @@
-"""One step of a model: eagerly, or for a decode step on a device as one graph for each padded shape of it."""
+"""One step of a model: eagerly, or for a decode step as one graph for each shape of it, padded on a device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from vtlab import ops
 from vtlab.ops.arrays import HOST, Arrays
+from vtlab.ops.captured import seen
 
 from .batch import Batch, DecodeInputs
 from .buffers import Fresh, Kept
@@ -37,11 +38,18 @@ class Runner:
     graphs : replay steps that decode one token of each request from a graph, where the device can.
     """
 
+    @property
+    def eager(self) -> str | None:
+        """Why such steps run op by op; None where they are replayed."""
+        if self.graphs is None:
+            return f"no graphs, by choice or because nothing captures calls on {self.arrays.device}"
+        return getattr(self.graphs, "refused", {}).get("decode")
+
     def __init__(self, decoder: Decoder, num_blocks: int, block_size: int, max_num_seqs: int, graphs: bool = True):
         self.decoder, self.arrays = decoder, decoder.arrays
         self.graphs = self.arrays.graphs() if graphs else None
         self.caches = decoder.new_caches(num_blocks, block_size, max_num_seqs)
-        self._sizes = padded_sizes(max_num_seqs)
+        self._sizes = range(1, max_num_seqs + 1) if self.arrays is HOST else padded_sizes(max_num_seqs)
         self._max_blocks = num_blocks
         self._fresh, self._kept = Fresh(self.arrays), Kept(self.arrays, self._sizes[-1])
         self.inputs: dict[tuple[int, int], DecodeInputs] = {}
@@ -61,13 +69,15 @@ class Runner:
         inputs = self.inputs.get((size, width))
         if inputs is None:
             inputs = self.inputs[size, width] = DecodeInputs(self.arrays, size, width)
+        vocab = self.decoder.config.vocab_size
+        inputs.load(batch)
+        if self.arrays is HOST:
+            self.graphs.run("decode", lambda: self._step(inputs.batch, self._kept, None), [inputs.raw])
+            return Scores(self.arrays, self._raw(size, vocab))
         report = self._reports.get((size, top))
         if report is None:
             report = self._reports[size, top] = Report(self.arrays, size, top)
-        inputs.load(batch)
-        step = lambda: self._step(inputs.batch, self._kept, report)
-        self.graphs.run("decode", step, [inputs.raw, report.raw])
-        vocab = self.decoder.config.vocab_size
+        self.graphs.run("decode", lambda: self._step(inputs.batch, self._kept, report), [inputs.raw, report.raw])
         return Scores(self.arrays, self._raw(size, vocab), self._kept("logprobs", (size, vocab), _F32), report)
 
     def _raw(self, size: int, vocab: int):
@@ -75,7 +85,8 @@ class Runner:
         return self._kept("raw" if self.decoder.dtype != _F32 else "logits", (size, vocab), _F32)
 
     def _step(self, batch: Batch, keep: Keep, report: Report | None) -> Scores:
-        logits = self.decoder.forward(batch, self.caches, keep)
+        batch, caches = seen(batch), [seen(cache) for cache in self.caches]
+        logits = self.decoder.forward(batch, caches, lambda *form: seen(keep(*form)))
         raw = logits if logits.dtype == _F32 else ops.cast_f32(logits, out=keep("raw", logits.shape, _F32))
         if report is None or not len(raw):
             return Scores(self.arrays, raw)

@@ -22,7 +22,8 @@ class Graphs(Protocol):
     """Calls kept as graphs, which replay without a host between their kernels."""
 
     def run(self, key: Hashable, call: Callable[[], object], arrays: Sequence) -> None:
-        """Do `call()`: run and capture it the first time, replay it for the same key and the same `arrays`.
+        """Do `call()`: run and capture it the first time, replay it for the same key and the same `arrays`. Where a
+        call cannot be captured, `refused`, if there is one, says why by key, and it is run every time.
 
         Everything that `call` reads or writes must stay where it is, and its ops must be given `out`.
         """
@@ -59,9 +60,10 @@ class Arrays(Protocol):
 
 
 class HostArrays:
-    """NumPy: nothing is sent, nothing is captured."""
+    """NumPy: nothing is sent. captures : makes the tier's place for captured calls, None without such a tier."""
 
     device = "cpu"
+    captures: Callable[[], Graphs | None] | None = None
 
     def empty(self, shape, dtype):
         return np.empty(shape, dtype)
@@ -85,7 +87,8 @@ class HostArrays:
         return contextlib.nullcontext()
 
     def graphs(self):
-        return None
+        bring_in(self.device)
+        return None if self.captures is None else self.captures()
 
 
 HOST = HostArrays()

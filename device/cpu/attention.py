@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vtlab.ops.captured import Captured
 from vtlab.ops.dtypes import dtype
 
 from .launch import KINDS, Kernels, delivered, provider, results
@@ -14,8 +15,8 @@ _FAR = 1 << 40
 _START, _LSE = np.zeros(1, np.int32), np.dtype(np.float32)
 
 
-def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, options, out):
-    """Paged attention of requests with at most `longest` new tokens."""
+def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, keys, options, out):
+    """Paged attention of requests with at most `longest` new tokens and `keys` keys."""
     scale, causal, window, softcap, sinks, counted, slopes, return_lse, p_round = options
     (tokens, heads, depth), (_, page_size, key_heads, _) = q.shape, k_cache.shape
     forms = ((q.shape, q.dtype), ((heads, tokens), _LSE))
@@ -24,16 +25,13 @@ def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, options, o
     k_steps, v_steps = ([s // item for s in cache.strides[:3]] for cache in (k_cache, v_cache))
     left, right = (_FAR, _FAR) if window is None else map(int, window)
     several = isinstance(causal, np.ndarray)
-    requests, done = len(lengths), int(starts[-1])
-    together = max(1, K.ROWS // max(group, 1))  # query rows of a block
-    blocks = -(-longest // together)
-    rows = together * max(group, 1)
-    if done < tokens:
-        made[0][done:] = 0
-        if return_lse:
-            made[1][:, done:] = -np.inf
+    requests, together = len(lengths), max(1, K.ROWS // max(group, 1))  # query rows of a block
+    blocks, rows = -(-longest // together), together * max(group, 1)
+    if isinstance(starts, Captured) or starts[-1] < tokens:
+        size, lse = heads * depth * q.dtype.itemsize, made[1] if return_lse else None
+        split(K.unasked, 1, 0, starts, requests, made[0], lse, tokens, heads, size)
     split(
-        K.paged, requests * key_heads * blocks if depth else 0, 4 * q.size * int(lengths.max(initial=0)), q,
+        K.paged, requests * key_heads * blocks if depth else 0, 4 * q.size * keys, q,
         KINDS[q.dtype], k_cache, *k_steps, v_cache, *v_steps, KINDS[k_cache.dtype], pages, pages.shape[1], lengths,
         starts, np.ascontiguousarray(causal).view(np.uint8) if several else None, 0 if several else bool(causal), group,
         key_heads, depth, page_size, left, right, scale, softcap, sinks, slopes, bool(counted),
@@ -49,10 +47,14 @@ def paged_attention(
     sinks=None, lse_includes_sink=True, alibi_slopes=None, return_lse=False, p_round=None, out=None,
 ):  # fmt: skip
     """oracle.attention.paged_attention."""
-    longest = len(q) if len(seq_lens) == 1 else int((query_start_loc[1:] - query_start_loc[:-1]).max())
+    longest, keys = len(q), block_table.shape[1] * k_cache.shape[1]
+    if not isinstance(seq_lens, Captured):  # a captured step follows the lengths as they change
+        keys = int(seq_lens.max(initial=0))
+        if len(seq_lens) != 1:
+            longest = int((query_start_loc[1:] - query_start_loc[:-1]).max())
     options = scale, causal, window, softcap, sinks, lse_includes_sink, alibi_slopes, return_lse, p_round
     return _attend(
-        "paged_attention", q, k_cache, v_cache, block_table, seq_lens, query_start_loc, longest, options, out
+        "paged_attention", q, k_cache, v_cache, block_table, seq_lens, query_start_loc, longest, keys, options, out
     )
 
 
@@ -64,7 +66,7 @@ def attention(
     """oracle.attention.attention: the keys as one page."""
     lengths, starts = np.array([len(k)], np.int32), np.array([0, len(q)], np.int32)
     options = scale, causal, window, softcap, sinks, lse_includes_sink, alibi_slopes, return_lse, p_round
-    return _attend("attention", q, k[None], v[None], _START[None], lengths, starts, len(q), options, out)
+    return _attend("attention", q, k[None], v[None], _START[None], lengths, starts, len(q), len(k), options, out)
 
 
 @provider("merge_attn_states")

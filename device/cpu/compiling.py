@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from . import images, tier
+from .natives import Native, natives
 
 _lock = threading.RLock()
 _state = {"compiled": 0, "seconds": 0.0}
@@ -63,7 +64,10 @@ class Kernel:
         else:
             dispatcher.add_overload(loaded)
             dispatcher.targetctx.insert_user_function(loaded.entry_point, loaded.fndesc, [loaded.library])
-        return dispatcher.overloads[signature.args].entry_point
+        found = dispatcher.overloads[signature.args]
+        address = found.library.get_pointer_to_function(found.fndesc.llvm_func_name)
+        natives[found.entry_point] = Native(self.letters, address)
+        return found.entry_point
 
 
 def kernel(letters: str) -> Callable[[Callable], Kernel]:

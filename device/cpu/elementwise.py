@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from .launch import KINDS, Kernels, delivered, provider, results, rows_of
+from .launch import KINDS, Kernels, contiguous, delivered, provider, results, rows_of
 from .threads import split
 
 K = Kernels("elementwise")
@@ -136,7 +136,7 @@ def embedding(table, ids, *, out_dtype=None, out=None):
     """oracle.elementwise.embedding."""
     count, width = len(ids), table.shape[1]
     made = results("embedding", out, ((count, width), out_dtype or table.dtype))
-    ids = np.ascontiguousarray(ids)
+    ids = contiguous(ids)
     if width:
         split(
             K.gather, count, count * width * 4, table, KINDS[table.dtype], ids, ids.dtype.itemsize == 8, made[0],

@@ -77,10 +77,7 @@ def _product(a, b, quant_type, traits, blocks, out) -> None:
         quantise, last = ROWS.words_256, rows // 4 * 4 if quant_type in _ONE_BY_ONE else rows
     else:
         quantise, last = ROWS.words_32, int(traits.activation == "Q8_1")
-    if rows == 1:
-        quantise(0, 1, array, stride, KINDS[a.dtype], blocks, words, scales, last)
-    else:
-        split(quantise, rows, 8 * a.size, array, stride, KINDS[a.dtype], blocks, words, scales, last)
+    split(quantise, rows, 8 * a.size, array, stride, KINDS[a.dtype], blocks, words, scales, last)
     split(
         getattr(TILES, quant_type.lower()), -(-columns // _LANES), columns * b.shape[1] * (1 + rows), b,
         b.strides[0] if columns > 1 else b.shape[1], columns, words, scales, rows, blocks, out, KINDS[out.dtype],

@@ -24,6 +24,8 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from .natives import Native, letters_of, natives
+
 _SECTION, _SYMBOL, _RELOCATION = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ"), struct.Struct("<QQq")
 _ALLOCATED, _NOBITS, _RELA, _SYMTAB = 2, 8, 4, 2
 _UNDEFINED, _COMMON = 0, 0xFFF2
@@ -127,7 +129,7 @@ def linked(image: bytes, name: str) -> Callable:
     commons = {symbol: size + 16 + 8 * i for i, symbol in enumerate(s for s, where, _ in symbols if where == _COMMON)}
     memory = mmap.mmap(-1, size + 16 + 8 * len(commons))
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    addresses, entry = [], None
+    addresses, entry, code = [], None, {}
     for symbol, where, value in symbols:
         if where == _COMMON:
             address = base + commons[symbol]
@@ -139,8 +141,10 @@ def linked(image: bytes, name: str) -> Callable:
         else:
             address = base + at[where] + value if where in at else 0
         addresses.append(address)
+        if where in at:
+            code[symbol] = address
         if symbol.startswith(_ENTRY) and where in at:
-            entry = address
+            entry = symbol
     for index, offset in at.items():
         start, length = sections[index][4:6]
         memory[offset : offset + length] = image[start : start + length]
@@ -150,13 +154,15 @@ def linked(image: bytes, name: str) -> Callable:
                 if info & 0xFFFFFFFF != _ABSOLUTE_64:
                     raise Unlinkable(f"relocation {info & 0xFFFFFFFF}")
                 struct.pack_into("<Q", memory, at[section[7]] + place, addresses[info >> 32] + addend)
-    if entry is None:
+    if entry is None or "_ZN" + entry.removeprefix(_ENTRY) not in code:
         raise Unlinkable("no entry point")
     if _protect()(base, len(memory), mmap.PROT_READ | mmap.PROT_EXEC):
         raise OSError(ctypes.get_errno(), "memory cannot be made executable")
-    method = _Method(name.encode(), entry, _KEYWORDS, None)
+    method = _Method(name.encode(), code[entry], _KEYWORDS, None)
     _kept.append((memory, method))
-    return _new_function()(ctypes.byref(method), None, None)
+    made = _new_function()(ctypes.byref(method), None, None)
+    natives[made] = Native(letters_of(entry), code["_ZN" + entry.removeprefix(_ENTRY)])
+    return made
 
 
 def _read(image: bytes) -> tuple[list[tuple], list[tuple[str, int, int]]]:

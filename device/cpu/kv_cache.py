@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from .launch import Kernels, provider, results
+from .launch import Kernels, contiguous, provider, results
 from .threads import split
 
 K = Kernels("rope")
@@ -16,7 +14,7 @@ def write_pages(key, value, key_cache, value_cache, slot_mapping) -> None:
     split(
         K.write_pages, heads, 4 * len(slot_mapping) * heads * width * item, key, key.strides[0], value,
         value.strides[0], key_cache, *key_cache.strides[:3], value_cache, *value_cache.strides[:3],
-        np.ascontiguousarray(slot_mapping), len(slot_mapping), key_cache.shape[1] << 32 | width * item,
+        contiguous(slot_mapping), len(slot_mapping), key_cache.shape[1] << 32 | width * item,
     )  # fmt: skip
 
 

@@ -11,12 +11,13 @@ from importlib.util import find_spec
 import ml_dtypes
 import numpy as np
 
-from vtlab.ops import providers
+from vtlab.ops import captured, providers
 from vtlab.ops.capabilities import Capabilities
 from vtlab.ops.outputs import check_form
 
 from . import images
 from .compiling import Kernel
+from .threads import split
 
 PROVIDER, PRIORITY = "numba", 0
 KINDS = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}
@@ -56,16 +57,19 @@ class Kernels:
         return found
 
 
+_E = Kernels("elementwise")
+
+
 def results(op: str, out: object, *forms: tuple[tuple[int, ...], object]) -> tuple[np.ndarray, ...]:
     """Contiguous arrays to write, one for each (shape, dtype): those of `out` where they serve, else fresh ones.
 
     ContractError, and nothing is written, where `out` has another number of arrays, another shape or dtype.
     """
     if out is None:
-        return tuple([np.empty(shape, dtype) for shape, dtype in forms])
+        return tuple([captured.empty(shape, dtype) for shape, dtype in forms])
     targets = out if isinstance(out, tuple) else (out,)
     check_form(op, targets, forms)
-    return tuple([t if t.flags.c_contiguous else np.empty(t.shape, t.dtype) for t in targets])
+    return tuple([t if t.flags.c_contiguous else captured.empty(t.shape, t.dtype) for t in targets])
 
 
 def delivered(out: object, made: tuple[np.ndarray, ...]):
@@ -74,8 +78,22 @@ def delivered(out: object, made: tuple[np.ndarray, ...]):
         return made[0] if len(made) == 1 else made
     for target, source in zip(out if isinstance(out, tuple) else (out,), made):
         if target is not source:
-            target[...] = source
+            _move(source, target)
     return out
+
+
+def _move(source, target) -> None:
+    """target = source, a contiguous array; by a kernel where the target has rows."""
+    if target.ndim != 2 or target.strides[1] != target.dtype.itemsize:
+        target[...] = source
+        return
+    (rows, width), item = target.shape, target.dtype.itemsize
+    split(_E.rows, rows, source.nbytes, source, target, target.strides[0], width * item)
+
+
+def contiguous(array):
+    """The array in C order: itself where it is."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def rows_of(array: np.ndarray) -> tuple[np.ndarray, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .elementwise import cast_f32
 from .launch import KINDS, Kernels, delivered, provider, results
 from .threads import split
 
@@ -15,7 +16,7 @@ def product(a, b, transposed: bool, target) -> None:
     """target[M, N] = a[M, K] @ b, b [N, K] where `transposed` and [K, N] otherwise, rows of both possibly strided."""
     (rows, depth), columns = a.shape, target.shape[1]
     if a.dtype != _FLOAT32:
-        a = a.astype(np.float32)
+        a = cast_f32(a)
     split(
         K.matmul, -(-columns // (16 * K.PANELS)), (rows + 1) * depth * columns, a, a.strides[0] // 4, b,
         b.strides[0] // b.dtype.itemsize, KINDS[b.dtype], transposed, rows, depth, target, KINDS[target.dtype], columns,

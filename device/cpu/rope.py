@@ -7,7 +7,7 @@ import numpy as np
 from vtlab.ops import rotary
 
 from .kv_cache import write_pages
-from .launch import KINDS, Kernels, delivered, provider, results
+from .launch import KINDS, Kernels, contiguous, delivered, provider, results
 from .threads import split
 
 K, A = Kernels("rope"), Kernels("angles")
@@ -29,7 +29,7 @@ def rope_from_cache(
     tensors = (q,) if k is None else (q, k)
     made = results("rope_from_cache", out, *((x.shape, x.dtype) for x in tensors))
     tokens, _, width = q.shape
-    positions = np.ascontiguousarray(positions)
+    positions = contiguous(positions)
     kind, table_kind = KINDS[q.dtype], KINDS[cos_sin_cache.dtype]
     point = 0
     if rounding == "vllm_native" and cos_sin_cache.dtype != _FLOAT32:
@@ -55,7 +55,7 @@ def rope_and_cache(q, k, v, positions, cos_sin_cache, key_cache, value_cache, sl
 
 def _table(positions, base, rotary_dim, llama3, target) -> None:
     """[cos | sin] of each position's angles into float32 `target`."""
-    inverse, positions = rotary.token_frequencies(base, rotary_dim, llama3), np.ascontiguousarray(positions)
+    inverse, positions = rotary.token_frequencies(base, rotary_dim, llama3), contiguous(positions)
     half, wide = rotary_dim // 2, positions.dtype.itemsize == 8
     split(A.rows, len(positions), target.size * 64, positions, wide, inverse, half, target)
 

@@ -11,9 +11,11 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
+from vtlab.ops.captured import recorder
 from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics.threads import cores
 
@@ -98,34 +100,46 @@ def split(kernel: Callable, count: int, cost: int, *args, grain: int = 1, scratc
 
     cost : work of all items, in float32 operations or bytes; below _WORTH_IT one thread takes all.
     scratch : bytes of memory that the kernel gets as one more argument, each thread its own, of unspecified content.
+    In a capture the launch is recorded, and nothing runs.
     """
     if count <= 0:
         return
-    if cost < _WORTH_IT or count <= grain or threads() < 2 or not _busy.acquire(blocking=False):
+    if (record := recorder.get()) is not None:
+        record(kernel, count, cost, args, grain, scratch)
+        return
+    if cost < _WORTH_IT or count <= grain or threads() < 2:
         _run(kernel, 0, count, args, scratch)
         return
     team = threads()
+    pieces = team * (_PIECES if cost > _SMALL else _PIECES // 2)
+    step = -(-count // (pieces * grain)) * grain
+    starts = itertools.count(0, step)
+
+    def job(_: int) -> None:
+        for begin in starts:  # shared: a thread that is free takes the next piece
+            if begin >= count:
+                return
+            _run(kernel, begin, min(begin + step, count), args, scratch)
+
+    together(job, job, min(team, -(-count // step)))
+
+
+def together(lead: Callable[[int], None], follow: Callable[[int], None], team: int) -> None:
+    """lead(0) here while other threads do follow(1) ... follow(team - 1), unless others have the threads."""
+    if team < 2 or not _busy.acquire(blocking=False):
+        lead(0)
+        return
     try:
-        pieces = team * (_PIECES if cost > _SMALL else _PIECES // 2)
-        step = -(-count // (pieces * grain)) * grain
-        starts = itertools.count(0, step)
-
-        def job() -> None:
-            for begin in starts:  # shared: a thread that is free takes the next piece
-                if begin >= count:
-                    return
-                _run(kernel, begin, min(begin + step, count), args, scratch)
-
-        others = min(team - 1, -(-count // step) - 1)
-        while len(_workers) < others:
+        while len(_workers) < team - 1:
             _workers.append(_Worker())
-        for worker in _workers[:others]:
-            worker.job = job
+        workers = _workers[: team - 1]
+        for place, worker in enumerate(workers, 1):
+            worker.job = partial(follow, place)
             worker.start.release()
         try:
-            job()
+            lead(0)
         finally:
-            for worker in _workers[:others]:
+            for worker in workers:
                 worker.wait()
     finally:
         _busy.release()

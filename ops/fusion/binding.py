@@ -17,7 +17,7 @@ from ..errors import ContractError
 from ..numerics import TRUTH
 from ..outputs import check_out, write_out
 from .forms import check_shapes, check_steps
-from .recipe import Recipe, Step
+from .recipe import Recipe
 from .trace import NotRowwise, trace
 from .walk import compose, dispatched
 
@@ -135,13 +135,13 @@ def _parts(recipe: Recipe, arguments: Mapping) -> tuple[dict, dict]:
 def _realised(recipe: Recipe, steps: tuple) -> Callable:
     """The steps through the table; results are copied into `out` when all of them are there.
 
-    A single step that makes nothing else writes into `out` itself, so that it can be captured where its op can.
+    A last step that makes them all writes into `out` itself, so that the chain can be captured where its ops can.
     """
-    alone = len(steps) == 1 and sorted(steps[0].to) == sorted(recipe.returns)
+    direct = sorted(steps[-1].to) == sorted(recipe.returns)
 
     def run(out=None, **arguments):
-        if alone and out is not None:
-            return _alone(recipe, steps[0], out, _parts(recipe, arguments))
+        if direct and out is not None:
+            return _into(recipe, steps, out, _parts(recipe, arguments))
         results = compose(recipe, steps, dispatched, *_parts(recipe, arguments))
         results = results if len(results) > 1 else results[0]
         return results if out is None else write_out(recipe.name, out, results)
@@ -149,13 +149,19 @@ def _realised(recipe: Recipe, steps: tuple) -> Callable:
     return run
 
 
-def _alone(recipe: Recipe, one: Step, out, parts: tuple[dict, dict]):
+def _into(recipe: Recipe, steps: tuple, out, parts: tuple[dict, dict]):
     targets = out if isinstance(out, tuple) else (out,)
     if len(targets) != len(recipe.returns):
         raise ContractError(recipe.name, "out", f"{len(targets)} arrays", f"{len(recipe.returns)}")
-    into = tuple(targets[recipe.returns.index(slot)] for slot in one.to)
-    into = into if len(into) > 1 else into[0]
-    compose(recipe, (one,), lambda op, arguments: dispatched(op, arguments | {"out": into}), *parts)
+    into = tuple(targets[recipe.returns.index(slot)] for slot in steps[-1].to)
+    into, left = into if len(into) > 1 else into[0], len(steps)
+
+    def run(op: str, arguments: dict):
+        nonlocal left
+        left -= 1
+        return dispatched(op, arguments if left else arguments | {"out": into})
+
+    compose(recipe, steps, run, *parts)
     return out
 
 

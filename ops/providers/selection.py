@@ -39,6 +39,7 @@ class Selection:
         self._counting = self._verbose = False
         self._tier_hits: set[tuple[str, str]] = set()
         self._said: set[tuple] = set()
+        self.generation = 0  # another number: other providers may serve
         self._invalidate()
 
     def serve(self, op: str, device: str, names: Names, kwargs: Mapping[str, object]) -> object:
@@ -61,6 +62,7 @@ class Selection:
         return self._select(op, device, names)
 
     def _invalidate(self) -> None:
+        self.generation += 1
         self._hot: Hot = {}
         self._resolved: dict[tuple[str, str, Names], OpProvider | None] = {}
 

@@ -176,6 +176,18 @@ def _finished(state, mixed, depth, sink, sunk, counted, out, at, kind):
     return total_log
 
 
+@kernel("iiaiaaiii")
+def unasked(begin, end, starts, requests, out, lse, tokens, heads, size):
+    """Tokens beyond the last request's: zeros, `size` bytes each, and -inf for the log of their sums."""
+    done = np.int64(get_i32(starts, requests))
+    for i in range(done * size, tokens * size):
+        set_at(np.uint8(0), out, i)
+    if given(lse):
+        for head in range(heads):
+            for token in range(done, tokens):
+                set_at(-INF, lse, head * tokens + token)
+
+
 @kernel("iiaiaiiiaiiiiaiaaaiiiiiiiffaaiiaaiia")
 def paged(
     begin, end, q, q_kind, k_cache, k_page, k_slot, k_head, v_cache, v_page, v_slot, v_head, kind, pages, pages_row,

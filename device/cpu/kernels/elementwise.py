@@ -108,6 +108,13 @@ def columns(begin, end, x, stride, first, second, third, a, b, c):
         copy_bytes(address(third) + row * c, at + a + b, c)
 
 
+@kernel("iiaaii")
+def rows(begin, end, x, out, stride, size):
+    """Rows of `size` bytes of contiguous x to rows `stride` bytes apart."""
+    for row in range(begin, end):
+        copy_bytes(address(out) + row * stride, address(x) + row * size, size)
+
+
 @kernel("iiaiaaii")
 def halves(begin, end, x, stride, first, second, heads, size):
     """Rows of x, `stride` bytes apart, of heads of two halves of `size` bytes, cut into two contiguous arrays."""
