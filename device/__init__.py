@@ -22,6 +22,8 @@ from . import (
     fp4,
     fusion,
     gates,
+    gdn_chunk_states,
+    gdn_chunks,
     kv_blocks,
     kv_cache,
     kv_latent,
@@ -42,7 +44,7 @@ from .errors import DeviceError
 
 __all__ = [
     "DeviceError", "activation", "attach", "attention", "attention_merge", "cublas", "draws", "elementwise", "fp4",
-    "fusion", "gates", "kv_blocks", "kv_cache", "kv_latent", "logits", "matmul", "norm", "norm_quant", "numba_cuda",
+    "fusion", "gates", "gdn_chunk_states", "gdn_chunks", "kv_blocks", "kv_cache", "kv_latent", "logits", "matmul", "norm", "norm_quant", "numba_cuda",
     "quant_fp8", "rope", "rope_fused", "sampling", "splits", "token_masks",
 ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from vtlab.ops.contract import Tensor, example
 from vtlab.ops.table import Op, lookup, table
 
 from .device_edges_attention import EDGES as ATTENTION
+from .device_edges_chunks import EDGES as CHUNKS
 from .device_edges_ggml import EDGES as GGML
 from .device_edges_kv import EDGES as KV
 from .device_edges_matmul import EDGES as MATMUL
@@ -144,7 +145,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 700, "C": 2 * 3 * 64 + 9 * 64, "Hv": 9, "num_k_heads": 3, "head_k_dim": 64, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **KV, **ROPE, **MATMUL, **QUANT, **SAMPLING,
+    **ATTENTION, **CHUNKS, **KV, **ROPE, **MATMUL, **QUANT, **SAMPLING,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
@@ -222,8 +223,12 @@ def cases(ops: list[str]) -> Iterator[DeviceCase]:
 def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], int] | None:
     """(the call with the first part of its rows, their number), or None where it has fewer than two.
 
-    None too where a result does not begin with its rows: the family's own tests take such batches apart.
+    None too where a result does not begin with its rows, or rows are tokens of sequences: the family's own tests take
+    such batches apart.
     """
+    starts = found.contract.args.get("query_start_loc")
+    if starts is not None and (found.contract.mutates or starts.shape == "S"):
+        return None
     if any(spec.shape == "1" or spec.shape.split()[1:] == ["T"] for spec in found.contract.returns.values()):
         return None
     if found.bind((), arguments).get("is_sf_swizzled_layout"):

@@ -13,7 +13,9 @@ from .compare import ParityError
 from .device_cases import cases, device_ops
 from .device_run import Emulated, check_case
 from .device_wrongs_attention import WRONGS as ATTENTION
+from .device_wrongs_chunks import WRONGS as CHUNKS
 from .device_wrongs_quant import WRONGS as QUANT
+from .device_wrongs_recurrent import WRONGS as RECURRENT
 from .device_wrongs_rope import WRONGS as ROPE
 from .device_wrongs_sampling import WRONGS as SAMPLING
 from .emulation import EmulatedRuntime, compiler
@@ -124,7 +126,7 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **ATTENTION, **QUANT, **ROPE, **SAMPLING,
+    **ATTENTION, **CHUNKS, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
 }  # fmt: skip
 
 

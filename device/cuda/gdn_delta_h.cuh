@@ -1,0 +1,145 @@
+// The states between chunks. A block a sequence, head and 16 rows of S for each of its warps, whose S stays in
+// registers as the sums of a product from the first chunk to the last: rounded, it is at once the left operand of
+// v_new^T = u^T - h w^T, whose sums, decayed and rounded, are the left operand of S += v_new^T k. The next chunks' w, k
+// and u are on their way meanwhile, into a ring of stages.
+#pragma once
+#include "gdn_tiles.cuh"
+
+#define STAGE (2 * TILE + TILE / 2)  // w, k, and as much of u as four warps need
+
+struct Walk {
+    const unsigned char *k, *w, *u;
+    const float* gc;
+    unsigned char* ring;
+    float* fades;  // [2][SIZE + 4]: exp(gc_last - gc), then exp(gc_last), of this chunk and of the next
+    i64 k_step, step, gc_step;
+    int chunks, length, stages, log;
+
+    VT_MEMBER int rows(int c) const { return length - c * SIZE < SIZE ? length - c * SIZE : SIZE; }
+    VT_MEMBER unsigned char* stage(int c) const { return ring + c % stages * STAGE; }
+
+    VT_MEMBER void send(int c) const {
+        if (c < chunks) {
+            i64 first = (i64)c * SIZE;
+            send_rows<ROW>(stage(c), w + first * step * 2, step, rows(c), 4);
+            send_rows<ROW>(stage(c) + TILE, k + first * k_step * 2, k_step, rows(c), 4);
+            send_rows<8>(stage(c) + 2 * TILE, u + first * step * 2, step, rows(c), log);
+        }
+        copies_close();
+    }
+
+    VT_MEMBER void ask_fades(int c, float& own, float& last) const {
+        own = last = 0.0f;
+        if (c >= chunks) return;
+        int i = threadIdx.x, count = rows(c);
+        const float* from = gc + (i64)c * SIZE * gc_step;
+        last = from[(count - 1) * gc_step];
+        if (i < count) own = from[i * gc_step];
+    }
+    VT_MEMBER void put_fades(int c, float own, float last) const {
+        if (c >= chunks) return;
+        int i = threadIdx.x;
+        float* to = fades + (c & 1) * (SIZE + 4);
+        if (i < SIZE) to[i] = i < rows(c) ? faded(last - own) : 0.0f;
+        if (i == 0) to[SIZE] = faded(last);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(128, 2)
+    gdn_delta_h_bf16(i64 heads, i64 k_heads, const void* k, const void* w, const void* u, const float* gc,
+                     float* state, const int* starts, const int* before, i64 sequences, i64 stages, void* h,
+                     void* v_new) {
+    VT_SHARED(shared);
+    const Chunks chunks = {starts, before, (int)sequences, SIZE};
+    int warps = blockDim.x / 32, tiles = WIDTH / (16 * warps), at = blockIdx.x;
+    int tile = at % tiles, head = at / tiles % (int)heads, n = at / tiles / (int)heads;
+    int lane = lane_of(), warp = warp_of(), own = warp * 2;  // the first vector of the warp's columns of u
+    int v0 = tile * 16 * warps, row = lane >> 2, column = (lane & 3) * 2;
+    i64 first = (i64)chunks.begin(n), offset = (first * heads + head) * WIDTH + v0;
+    Walk walk = {(const unsigned char*)k + (first * k_heads + head / (heads / k_heads)) * WIDTH * 2,
+                 (const unsigned char*)w + (offset - v0) * 2, (const unsigned char*)u + offset * 2,
+                 gc + first * heads + head, shared, (float*)(shared + stages * STAGE + warps * 16 * ROW * 16),
+                 k_heads * WIDTH, heads * WIDTH, heads,
+                 chunks.count(n), chunks.length(n), (int)stages, warps == 4 ? 3 : 2};
+    if (walk.chunks == 0) return;
+    unsigned char* staged = shared + stages * STAGE + warp * 16 * ROW * 16;  // the warp's rows of h
+    float own_sum, last_sum;
+    walk.ask_fades(0, own_sum, last_sum);
+    for (int c = 0; c < stages - 1; ++c) walk.send(c);
+
+    float S[16][4];
+    float* kept = state + (((i64)n * heads + head) * WIDTH + v0 + 16 * warp + row) * WIDTH + column;
+#pragma unroll
+    for (int d = 0; d < 16; ++d)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) S[d][i] = kept[(i >> 1) * 8 * WIDTH + d * 8 + (i & 1)];
+    walk.put_fades(0, own_sum, last_sum);
+
+    for (int c = 0; c < walk.chunks; ++c) {
+        if (stages > 2) copies_wait<1>();
+        else copies_wait<0>();
+        __syncthreads();
+        walk.send(c + (int)stages - 1);
+        walk.ask_fades(c + 1, own_sum, last_sum);
+        const unsigned char *w_tile = walk.stage(c), *k_tile = w_tile + TILE;
+        unsigned char* u_tile = walk.stage(c) + 2 * TILE;
+
+        float sum[8][4] = {};
+#pragma unroll
+        for (int d = 0; d < 8; ++d) {
+            unsigned a[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                a[i] = pair<BF16>(S[2 * d + (i >> 1)][2 * (i & 1)], S[2 * d + (i >> 1)][2 * (i & 1) + 1]);
+                put_pair<ROW>(staged, row + 8 * (i & 1), 2 * d + (i >> 1), a[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                unsigned b[4];
+                fetch_matrices(b, flat<ROW>(w_tile, 16 * i, 2 * d));
+                multiply<BF16>(sum[2 * i], a, b[0], b[1]);
+                multiply<BF16>(sum[2 * i + 1], a, b[2], b[3]);
+            }
+        }
+        warp_meets();
+        i64 place = ((i64)(chunks.place(n) + c) * heads + head) * WIDTH + v0 + 16 * warp;
+        write_rows<ROW, 4>((char*)h + place * WIDTH * 2, WIDTH, staged, 0, 16, 0);
+
+        const float* fade = walk.fades + (c & 1) * (SIZE + 4);
+        float keep = fade[SIZE];
+#pragma unroll
+        for (int d = 0; d < 16; ++d)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) S[d][i] *= keep;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            unsigned from[4], a[4];
+            fetch_transposed(from, u_tile + swizzled<8>(16 * i + (lane >> 4) * 8 + (lane & 7), own + (lane >> 3 & 1)));
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {  // tokens 16 i + 8 (j / 2) + column, rows g and g + 8 of S for j even and odd
+                float(&x)[4] = sum[2 * i + (j >> 1)];
+                float low = widen_bf16(from[j] & 0xffffu) - x[2 * (j & 1)];
+                float high = widen_bf16(from[j] >> 16) - x[2 * (j & 1) + 1];
+                unsigned turned = transposed(pair<BF16>(low, high));
+                put_pair<8>(u_tile, 16 * i + 8 * (j >> 1) + row, own + (j & 1), turned);
+                const float* f = fade + 16 * i + 8 * (j >> 1) + column;
+                a[j] = pair<BF16>(low * f[0], high * f[1]);
+            }
+#pragma unroll
+            for (int d = 0; d < 8; ++d) {
+                unsigned b[4];
+                fetch_transposed(b, tall<ROW>(k_tile, 16 * i, 2 * d));
+                multiply<BF16>(S[2 * d], a, b[0], b[1]);
+                multiply<BF16>(S[2 * d + 1], a, b[2], b[3]);
+            }
+        }
+        warp_meets();
+        char* to = (char*)v_new + (offset + (i64)c * SIZE * heads * WIDTH) * 2;
+        write_rows<8, 1>(to, heads * WIDTH, u_tile, 0, walk.rows(c), own);
+        walk.put_fades(c + 1, own_sum, last_sum);
+    }
+#pragma unroll
+    for (int d = 0; d < 16; ++d)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) kept[(i >> 1) * 8 * WIDTH + d * 8 + (i & 1)] = S[d][i];
+}

@@ -1,0 +1,58 @@
+"""Shapes for the recurrences in chunks: short and empty sequences, chunks on either side of full, tensor cores."""
+
+import numpy as np
+
+
+def starts(*lengths: int) -> np.ndarray:
+    return np.cumsum([0, *lengths]).astype(np.int32)
+
+
+_B, _H = {"k": "bfloat16"}, {"k": "float16"}
+_ODD = (1, 0, 15, 16, 17, 33)
+_TENSOR = {"Hk": 1, "Dk": 128, "Dv": 128, "C": 64}
+
+
+def _whole(*lengths: int, **more) -> dict:
+    return {"T": sum(lengths), "N": len(lengths), "query_start_loc": starts(*lengths), **more}
+
+
+def _alone(*lengths: int, **more) -> dict:
+    return {"T": sum(lengths), "S": len(lengths) + 1, "query_start_loc": starts(*lengths), **more}
+
+
+EDGES: dict[str, list[dict]] = {
+    "gdn_chunk_cumsum": [
+        _alone(*_ODD, Hv=5, C=16), _alone(0, 64, 65, 200, Hv=3, C=64), _alone(0, 0, Hv=2, C=64),
+    ],
+    "gdn_kkt": [
+        _alone(*_ODD, Hk=2, Hv=4, Dk=6, C=16), _alone(3, 70, Hk=1, Hv=3, Dk=20, C=64, **_B),
+        _alone(5, 9, Hk=2, Hv=2, Dk=8, C=7, **_H), _alone(0, Hk=1, Hv=1, Dk=4, C=16),
+    ],
+    "gdn_solve_tril": [
+        *({"T": T, "Hv": 2, "C": C, "S": 2} for T, C in ((65, 64), (31, 32), (17, 16))),
+        _alone(32, 33, 0, 1, Hv=2, C=32, out_dtype="float16"), _alone(0, Hv=1, C=64),
+    ],
+    "gdn_recompute_w_u": [
+        _alone(*_ODD, Hk=2, Hv=4, Dk=6, Dv=10, C=16), _alone(3, 37, Hk=1, Hv=3, Dk=20, Dv=8, C=32, **_H),
+        _alone(0, Hk=1, Hv=1, Dk=4, Dv=4, C=16),
+    ],
+    "gdn_chunk_layout": [
+        {"query_start_loc": starts(*_ODD, 1000), "num_chunks": 21, "chunk_size": 64},
+        {"query_start_loc": starts(*[3, 0] * 150), "num_chunks": 300, "chunk_size": 2},
+    ],
+    "gdn_delta_h": [
+        _whole(*_ODD, Hk=2, Hv=4, Dk=6, Dv=10, C=16), _whole(3, 37, Hk=1, Hv=3, Dk=20, Dv=8, C=32, **_H),
+        _whole(0, Hk=1, Hv=1, Dk=4, Dv=4, C=16), _whole(0, 65, 1, Hv=2, **_TENSOR, **_B),
+    ],
+    "gdn_chunk_o": [
+        _alone(*_ODD, NC=8, Hk=2, Hv=4, Dk=6, Dv=10, C=16),
+        _alone(3, 37, NC=3, Hk=1, Hv=3, Dk=20, Dv=8, C=32, q="float16"),
+        _alone(0, NC=0, Hk=1, Hv=1, Dk=4, Dv=4, C=16), _alone(65, 0, 17, NC=3, Hv=2, q="bfloat16", **_TENSOR),
+    ],
+    "gdn_chunk_prefill": [
+        _whole(*_ODD, Hk=2, Hv=4, Dk=6, Dv=10, C=16), _whole(3, 37, Hk=1, Hv=3, Dk=20, Dv=8, C=32, q="float16"),
+        _whole(65, 0, 2, Hk=1, Hv=2, Dk=16, Dv=16, C=64, q="bfloat16"),
+        _whole(65, 0, 17, 1, Hv=2, q="bfloat16", **_TENSOR),
+        _whole(128, 49, q="bfloat16", **_TENSOR | {"Hk": 1, "Hv": 1}),
+    ],
+}  # fmt: skip

@@ -1,0 +1,26 @@
+"""Small wrongs for the sources of the chunked recurrences' kernels."""
+
+from __future__ import annotations
+
+WRONGS: dict[str, dict[str, tuple[str, str]]] = {
+    "gdn_chunks": {
+        "sums of whole sequences": ("(t - begin(n)) / size", "0"),
+        "the diagonal kept": ("if (other < t) {", "if (other <= t) {"),
+        "beta of the other token": ("strength = beta[t * heads + head]", "strength = beta[other * heads + head]"),
+        "the sum of a substitution added": ("== column ? 1.0f : 0.0f) - total", "== column ? 1.0f : 0.0f) + total"),
+        "blocks below with the sign of A": ("= -chain(x + i * MOST + i, row, part, column)",
+                                            "= chain(x + i * MOST + i, row, part, column)"),
+        "factors never rounded": ("through(factor, (int)kind)", "factor"),
+        "keys that do not decay": ("* strength[j] * decay[j]", "* strength[j]"),
+    },
+    "gdn_chunk_states": {
+        "as many places as whole chunks": ("starts[n] / size + n;", "starts[n] / size;"),
+        "a state that does not decay": ("S[d][i] *= keep;", "S[d][i] *= 1.0f;"),
+        "a state read without its decay": ("before_it * decay * scale", "before_it * scale"),
+        "do not wait for the stage": ("if (stages > 2) copies_wait<1>();\n        else copies_wait<0>();", ""),
+        "weights before themselves alone": ("x[e] = j <= i ?", "x[e] = j < i ?"),
+        "halves of A forgotten": ("    multiply<BF16>(c, low, b[0], b[1]);\n", ""),
+        "the block of 32 forgotten": ("    below<2>(A, X, 32, 0, warp);\n", ""),
+        "decays of the chunk after": ("walk.fades + (c & 1)", "walk.fades + (~c & 1)"),
+    },
+}  # fmt: skip
