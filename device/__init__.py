@@ -13,9 +13,12 @@ from vtlab.ops import providers
 from vtlab.ops.arrays import register
 
 from . import (
+    act_order,
     activation,
     attention,
     attention_merge,
+    awq,
+    codes,
     cublas,
     draws,
     elementwise,
@@ -24,10 +27,14 @@ from . import (
     gates,
     gdn_chunk_states,
     gdn_chunks,
+    gptq,
     kv_blocks,
     kv_cache,
     kv_latent,
     logits,
+    machete,
+    marlin,
+    marlin_matmul,
     matmul,
     norm,
     norm_quant,
@@ -38,14 +45,16 @@ from . import (
     sampling,
     splits,
     token_masks,
+    wna16,
 )
 from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "activation", "attach", "attention", "attention_merge", "cublas", "draws", "elementwise", "fp4",
-    "fusion", "gates", "gdn_chunk_states", "gdn_chunks", "kv_blocks", "kv_cache", "kv_latent", "logits", "matmul", "norm", "norm_quant", "numba_cuda",
-    "quant_fp8", "rope", "rope_fused", "sampling", "splits", "token_masks",
+    "DeviceError", "act_order", "activation", "attach", "attention", "attention_merge", "awq", "codes", "cublas",
+    "draws", "elementwise", "fp4", "fusion", "gates", "gdn_chunk_states", "gdn_chunks", "gptq", "kv_blocks", "kv_cache",
+    "kv_latent", "logits", "machete", "marlin", "marlin_matmul", "matmul", "norm", "norm_quant", "numba_cuda",
+    "quant_fp8", "rope", "rope_fused", "sampling", "splits", "token_masks", "wna16",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))

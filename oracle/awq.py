@@ -17,6 +17,8 @@ from .lowbit import (
     FINITE_SCALES,
     HALVES,
     ONCE,
+    ROUNDED_THRICE,
+    STORED_TWICE,
     WEIGHT_ROUNDS,
     WHY,
     dequantised,
@@ -130,7 +132,7 @@ def _split_is_a_power_of_two(arguments, axes):
         "vllm_triton": ("as vllm, but each block's sum is rounded to T, and its part again with every block",),
     },
     order=str(ORDER) + " over K, or over each part's k, or a block's; parts ascending",
-    parity=Parity("bytes"),
+    parity=ROUNDED_THRICE,
     mirror=Bound("1", scale=_split_sizes, ulps=1, why=WHY + "; what is rounded to T before may take the neighbour"),
     nan=FINITE_SCALES,
     layout="qweight and qzeros packed along N, interleaved",
@@ -181,7 +183,7 @@ def _plain_weights(nx, b_q, scales, qzeros, zp_bias):
     returns={"out": Tensor("M N", like="a")},
     rounding=WEIGHT_ROUNDS,
     order=str(ORDER),
-    parity=Parity("bytes"),
+    parity=STORED_TWICE,
     mirror=product_bound(
         lambda nx, call: _plain_weights(nx, call["b_q"], call["scales"], call["qzeros"], call["zp_bias"]), "a"
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from vtlab.ops import lowbit
-from vtlab.ops.contract import Bound, Scalar, Tensor, refuse
+from vtlab.ops.contract import Bound, Parity, Scalar, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.numerics import TRUTH
 
@@ -21,6 +21,11 @@ STEPS = "(K + 511) // 512 * 16 + 33"
 WHY = (
     "a chain of one fma for each of its ceil(K / 512) * 16 products, then at most 32 sums, and the factor of the store"
 )
+STORED_TWICE = Parity(
+    "nmse", 2.0**-16, "tensor cores: the sum and the truth are stored once each, 2^-9 of them at most in bfloat16, so "
+    "(2 * 2^-9)^2; beside it float32 sums of K products are nothing",
+)  # fmt: skip
+ROUNDED_THRICE = Parity("nmse", 2.0**-13, "as with one store, for up to three roundings on either side: (6 * 2^-9)^2")
 WEIGHT_ROUNDS = ("w = T((q - zero) * scale), the difference exact", "out = T(sum_k x * w)")
 FINITE_SCALES = (
     "NaN and infinite scales are refused; those of activations as in any product. A scale of zero gives zeros"
@@ -88,6 +93,7 @@ def finite(*names: str):
                 raise refuse(name, "a NaN or an infinity", "finite numbers")
 
     check.__doc__ = f"{' and '.join(names)} finite; on a GPU the host does not look"
+    check.finite = names
     return check
 
 

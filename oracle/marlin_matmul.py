@@ -14,6 +14,7 @@ from vtlab.ops.table import op
 from .lowbit import (
     FINITE_SCALES,
     HALVES,
+    ROUNDED_THRICE,
     WHY,
     dequantised,
     finite,
@@ -167,7 +168,7 @@ def _sizes(arguments, results):
         "with a bias: out = T(out + bias)",
     ),
     order=str(ORDER),
-    parity=Parity("bytes"),
+    parity=ROUNDED_THRICE,
     mirror=Bound("1", scale=_sizes, ulps=2, why=WHY + "; a rounding to T between them may take the neighbour"),
     nan=FINITE_SCALES,
     layout="weights as gptq_marlin_repack gives them, scales, zero points and bias permuted; perm as that op's",

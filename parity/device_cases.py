@@ -17,6 +17,7 @@ from .device_edges_attention import EDGES as ATTENTION
 from .device_edges_chunks import EDGES as CHUNKS
 from .device_edges_ggml import EDGES as GGML
 from .device_edges_kv import EDGES as KV
+from .device_edges_lowbit import EDGES as LOWBIT
 from .device_edges_matmul import EDGES as MATMUL
 from .device_edges_quant import EDGES as QUANT
 from .device_edges_rope import EDGES as ROPE
@@ -145,7 +146,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 700, "C": 2 * 3 * 64 + 9 * 64, "Hv": 9, "num_k_heads": 3, "head_k_dim": 64, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **CHUNKS, **KV, **ROPE, **MATMUL, **QUANT, **SAMPLING,
+    **ATTENTION, **CHUNKS, **KV, **LOWBIT, **ROPE, **MATMUL, **QUANT, **SAMPLING,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
@@ -183,9 +184,12 @@ class DeviceCase:
         axes = _axes(contract, self.number)
         arguments = example(contract, axes, np.random.Generator(np.random.PCG64([self.number, *self.op.encode()])))
         if self.special:
+            refused = {name for check in contract.requires for name in getattr(check, "finite", ())}
             for name, spec in contract.args.items():
                 value = arguments.get(name)
-                if isinstance(spec, Tensor) and isinstance(value, np.ndarray) and value.dtype.kind not in "iu":
+                if name in refused or not isinstance(spec, Tensor) or not isinstance(value, np.ndarray):
+                    continue
+                if value.dtype.kind not in "iu":
                     arguments[name] = value.copy()
                     plant(arguments[name], len(name))
         return arguments

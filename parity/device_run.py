@@ -37,6 +37,8 @@ class Emulated:
     def send(self, value):
         if not isinstance(value, np.ndarray):
             return value
+        if value.ndim > 1 and value.T.flags.c_contiguous and not value.flags.c_contiguous:
+            return self.send(value.T).T  # columns of neighbours stay that
         copy = self.runtime.empty(value.shape, value.dtype)
         copy[...] = value
         return copy
@@ -182,7 +184,8 @@ def check_by_norm(device, case: DeviceCase, host: dict, parity: Parity) -> float
 def _judge(got: np.ndarray, mirror: np.ndarray, truth: np.ndarray, parity: Parity, what: str) -> float:
     """The error of `got`, which obeys the bound and is at most twice the mirror's; integers must be the truth's.
 
-    A mirror may happen to be exact: sums that are off by 2^-24 round to a neighbour, an ulp off, once in ulp / 2^-24.
+    A mirror may happen to be exact: sums that are off by 2^-24 round to a neighbour, an ulp off, once in ulp / 2^-24,
+    and four elements that do so are chance.
     """
     if truth.dtype.kind in "iub":
         assert_bytes(got, truth, what)
@@ -191,7 +194,8 @@ def _judge(got: np.ndarray, mirror: np.ndarray, truth: np.ndarray, parity: Parit
     within(got, truth, parity.bound, what)
     finite = np.isfinite(truth.astype(np.float64))
     found, plain = (nmse(a[finite], truth[finite]) ** 0.5 for a in (got, mirror))
-    if found > max(2 * plain, (2.0**-24 * float(ml_dtypes.finfo(truth.dtype).eps)) ** 0.5):
+    ulp = float(ml_dtypes.finfo(truth.dtype).eps)
+    if found > max(2 * plain, (2.0**-24 * ulp) ** 0.5, ulp * (4 / max(truth.size, 1)) ** 0.5):
         raise ParityError(f"{what}: rel_l2 {found:.3g} from the truth, the mirror {plain:.3g}: more than twice as far")
     return found if parity.kind == "rel_l2" else found**2
 

@@ -1,0 +1,37 @@
+// Activation order: rows sorted by their group, the activations' columns with them, exllama's words.
+#include "codes.cuh"
+
+MOVE_CODES(act_order_codes)
+
+// out[m, j] = x[m, perm[j]], or x[m, j] without a perm, elements of 2 or 4 bytes; an index out of range reads column 0.
+extern "C" __global__ void __launch_bounds__(256)
+    columns(i64 count, i64 width, const void* x, i64 row_stride, i64 stride, const int* perm, void* out, i64 item) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= count) return;
+    i64 m = at / width, j = at % width;
+    if (perm != nullptr) j = (unsigned long long)perm[j] < (unsigned long long)width ? perm[j] : 0;
+    i64 from = m * row_stride + j * stride;
+    if (item == 2) ((unsigned short*)out)[at] = ((const unsigned short*)x)[from];
+    else ((unsigned*)out)[at] = ((const unsigned*)x)[from];
+}
+
+// out[perm[i]] = i; an index out of range is passed over.
+extern "C" __global__ void __launch_bounds__(256) inverse_order(i64 count, const int* perm, int* out) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at < count && (unsigned long long)perm[at] < (unsigned long long)count) out[perm[at]] = (int)at;
+}
+
+// Row k's place is the number of rows of lower groups and of earlier rows of its own, which a block counts together.
+extern "C" __global__ void __launch_bounds__(256) sort_rows(i64 count, const int* groups, int* sorted, int* perm) {
+    __shared__ int before[256];
+    i64 row = blockIdx.x;
+    int own = groups[row], found = 0;
+    for (i64 other = threadIdx.x; other < count; other += 256)
+        found += groups[other] < own || (groups[other] == own && other < row);
+    before[threadIdx.x] = found;
+    for (int half = 128; half; half >>= 1) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) before[threadIdx.x] += before[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) sorted[before[0]] = own, perm[before[0]] = (int)row;
+}

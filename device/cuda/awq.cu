@@ -1,0 +1,41 @@
+// AWQ's weights and plain columns of 4 bits: what they stand for, and products with them: w4a16.cuh, whose ladder this is.
+#include "codes.cuh"
+#include "w4a16.cuh"
+
+// The eight weights of a word, (q - zero) * scale, rounded to the scales' dtype; interleaved or in sequence.
+extern "C" __global__ void __launch_bounds__(256)
+    awq_values(i64 count, i64 words_a_row, i64 rows_a_group, const unsigned* words, const void* scales, const unsigned* zeros,
+               i64 bias, i64 order, void* out, i64 kind, i64 wide) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= count) return;
+    i64 row = at / words_a_row, word = at % words_a_row, group = row / rows_a_group;
+    i64 beside = group * words_a_row + word;
+    unsigned codes = words[at], points = zeros != nullptr ? zeros[beside] : 0;
+    float scale[8], w[8];
+    if (wide) {
+        load(scale, scales, beside * 8, (int)kind);
+    } else {
+        for (int j = 0; j < 8; ++j) {
+            float one[1];
+            load(one, scales, beside * 8 + j, (int)kind);
+            scale[j] = one[0];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        int shift = 4 * (order ? parted(j, 8) : j);
+        w[j] = (float)((int)(codes >> shift & 15u) - (int)(points >> shift & 15u) - (int)bias) * scale[j];
+    }
+    if (wide) {
+        store(out, at * 8, w, (int)kind);
+    } else {
+        for (int j = 0; j < 8; ++j) {
+            float one[1] = {w[j]};
+            store(out, at * 8 + j, one, (int)kind);
+        }
+    }
+}
+
+PLAIN_KERNELS(awq_plain)
+W4A16_KERNELS(awq4_bf16, BF16, AwqWords)
+W4A16_KERNELS(awq4_f16, F16, AwqWords)

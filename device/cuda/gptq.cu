@@ -1,0 +1,36 @@
+// GPTQ's weights: what they stand for, and products with them: w4a16.cuh, whose ladder this is.
+#include "codes.cuh"
+#include "w4a16.cuh"
+
+// w[k, n] = (q - zero) * scale, rounded to the scales' dtype: eight columns a thread, or one. Words in layout `from`; rows
+// have the groups that `groups` names, or neighbours do; a group out of range is the first one. zero: `bias` without zeros.
+template <int V> VT_FN void dequantise(
+    i64 count, i64 k, i64 n, i64 bits, i64 from, const unsigned* words, const void* scales, const unsigned* zeros,
+    const int* groups, i64 group_count, i64 bias, void* out, i64 kind) {
+    i64 at = ((i64)blockIdx.x * 256 + threadIdx.x) * V;
+    if (at >= count) return;
+    i64 row = at / n, column = at % n, group = row / (k / group_count);
+    if (groups != nullptr) group = (unsigned long long)groups[row] < (unsigned long long)group_count ? groups[row] : 0;
+    const Codes weights = {k, n, (int)bits, (int)from}, points = {group_count, n, (int)bits, ACROSS};
+    float scale[V], w[V];
+    load(scale, scales, group * n + column, (int)kind);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        int zero = (int)bias + (zeros != nullptr ? (int)fetch_code(points, zeros, group, column + j) : 0);
+        w[j] = (float)((int)fetch_code(weights, words, row, column + j) - zero) * scale[j];
+    }
+    store(out, at, w, (int)kind);
+}
+
+#define DEQUANTISE(NAME, V)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256)                                                            \
+        NAME(i64 count, i64 k, i64 n, i64 bits, i64 from, const unsigned* words, const void* scales,             \
+             const unsigned* zeros, const int* groups, i64 group_count, i64 bias, void* out, i64 kind) {         \
+        dequantise<V>(count, k, n, bits, from, words, scales, zeros, groups, group_count, bias, out, kind);      \
+    }
+
+DEQUANTISE(gptq_values_v8, 8)
+DEQUANTISE(gptq_values_v1, 1)
+PLAIN_KERNELS(gptq_plain)
+W4A16_KERNELS(gptq4_bf16, BF16, GptqWords)
+W4A16_KERNELS(gptq4_f16, F16, GptqWords)

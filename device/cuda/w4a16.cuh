@@ -1,0 +1,494 @@
+// Products of 16-bit activations with weights of 4 or 8 bits, which go from memory as they are packed into registers as
+// operands of tensor cores: out[m, n] = sum_k a[m, k] * T((q[k, n] - zero[g, n]) * scale[g, n]).
+//
+// Weights are the left operand, 16 columns of them its rows, so that eight rows of `a` fill an instruction. A warp has 64
+// columns. K is cut into at most sixteen chains of whole 64 k, by K alone: a chain is summed by tensor cores from its
+// first k to its last, chain sums are added in float32 from the first on, in every kernel and for any number of rows.
+//
+// The ladder:
+// 1. plain_*: weights that were unpacked before, for shapes, formats and orders that the others do not take.
+// 2. *_few: up to 16 rows. A block has 64 columns, a warp a chain of them, every warp a ring of cp.async copies of its
+//    own. Where the columns are too few for the GPU, or shared memory for a ring a chain, chains are dealt out to blocks,
+//    leave their sums in memory, and `join` adds up.
+// 3. *_many: 64 rows at a time, and a warp takes one chain after the other: 32 products for each operand unpacked. Warps
+//    side by side share the rows of `a`; sums wait in shared memory.
+#pragma once
+#include "mma.cuh"
+
+#define CHUNK 64    // k that are sent for at a time, four instructions' worth
+#define COLUMNS 64  // of a warp
+#define PITCH 68    // between rows of a warp's sums: writers meet in no bank
+
+#ifdef __CUDACC__
+template <int SELECT> VT_FN unsigned pick(unsigned a, unsigned b) { return __byte_perm(a, b, SELECT); }
+template <int KIND> VT_FN unsigned fma_pair(unsigned a, unsigned b, unsigned c) {
+    unsigned d;
+    if constexpr (KIND == BF16) asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+#else
+template <int SELECT> unsigned pick(unsigned a, unsigned b) {
+    uint64_t both = (uint64_t)b << 32 | a;
+    unsigned out = 0;
+    for (int i = 0; i < 4; ++i) out |= (unsigned)(both >> 8 * (SELECT >> 4 * i & 7) & 0xff) << 8 * i;
+    return out;
+}
+template <int KIND> unsigned fma_pair(unsigned a, unsigned b, unsigned c) {
+    float sums[2];  // exact but for the rounding to KIND: products have at most 22 bits
+    for (int i = 0; i < 2; ++i)
+        sums[i] = emulation::half_of<KIND>(a, i) * emulation::half_of<KIND>(b, i) + emulation::half_of<KIND>(c, i);
+    return pair<KIND>(sums[0], sums[1]);
+}
+#endif
+
+// Pairs of numbers of KIND: 1, -0, a number whose last bits are a code's, and its negative.
+template <int KIND> struct Pairs {
+    static constexpr unsigned ONE = KIND == BF16 ? 0x3f803f80u : 0x3c003c00u, MINUS_ZERO = 0x80008000u;
+    static constexpr unsigned BASE = KIND == BF16 ? 0x43004300u : 0x64006400u, MINUS_BASE = BASE | 0x80008000u;
+};
+
+VT_FN unsigned word_at(const char* shared, int offset) { return *(const unsigned*)(shared + offset); }
+VT_FN uint4 words_at(const char* shared, int offset) { return *(const uint4*)(shared + offset); }
+
+// Formats. `send` copies a warp's 64 columns x 64 k; `codes` gives, for instruction s of the four, the words whose masked
+// bits are the codes of register r of tile t: rows (columns of weights) g and g + 8 of 16 are numbers p = 2 t and 2 t + 1
+// of lane group g's eight columns. `column` says which of the 64 columns those are, `scale` where their scales lie among
+// the group's 64, `nibble` which of a word's zero points are theirs.
+struct Shape { i64 n, k; };
+
+template <int BITS_> struct MarlinWords {
+    static constexpr int BITS = BITS_, BYTES = COLUMNS * CHUNK * BITS / 8;
+    static constexpr bool NEIGHBOURS = true, ZEROS_ADDED = false;
+    static VT_MEMBER int number(int column) { return (column & 7) | (column >> 3) << 3; }
+    static VT_MEMBER int scale(int g, int p, int) { return 8 * g + p; }
+    static VT_MEMBER int nibble(int p) { return (p >> 1) + 4 * (p & 1); }
+    static VT_MEMBER void send(char* shared, const char* words, i64 k, i64 n, const Shape& shape, int lane) {
+#pragma unroll
+        for (int s = 0; s < 4; ++s)
+#pragma unroll
+            for (int h = 0; h < BITS / 4; ++h)
+                copy_async(shared + (s * BITS / 4 + h) * 512 + lane * 16,
+                           words + (k / 16 + s) * shape.n * 2 * BITS + n * 2 * BITS + lane * 4 * BITS + h * 16);
+    }
+    static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* shared, int s, int lane, int) {
+        uint4 q[BITS / 4];
+#pragma unroll
+        for (int h = 0; h < BITS / 4; ++h) q[h] = words_at(shared, (s * BITS / 4 + h) * 512 + lane * 16);
+        if constexpr (BITS == 4) {
+            const unsigned w[4] = {q[0].x, q[0].y, q[0].z, q[0].w};
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                raw[t][0] = w[t], raw[t][2] = w[t] >> 4, raw[t][1] = w[t] >> 8, raw[t][3] = w[t] >> 12;
+            }
+        } else {
+            const unsigned w[8] = {q[0].x, q[0].y, q[0].z, q[0].w, q[1].x, q[1].y, q[1].z, q[1].w};
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                raw[t][0] = w[2 * t], raw[t][2] = w[2 * t] >> 8;
+                raw[t][1] = w[2 * t + 1], raw[t][3] = w[2 * t + 1] >> 8;
+            }
+        }
+    }
+};
+
+template <int BITS_> struct MacheteWords {
+    static constexpr int BITS = BITS_, BYTES = COLUMNS * CHUNK * BITS / 8;
+    static constexpr bool NEIGHBOURS = false, ZEROS_ADDED = true;
+    static VT_MEMBER int number(int column) { return column; }
+    static VT_MEMBER int scale(int g, int p, int) { return g + 8 * p; }
+    static VT_MEMBER int nibble(int) { return 0; }
+    static VT_MEMBER void send(char* shared, const char* words, i64 k, i64 n, const Shape& shape, int lane) {
+        const char* from = words + ((k / 64) * (shape.n / 128) + n / 128) * (1024 * BITS) + (n & 64) * (8 * BITS);
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+            for (int h = 0; h < BITS / 4; ++h)
+                copy_async(shared + (t * BITS / 4 + h) * 512 + lane * 16, from + (t * 32 + lane) * 4 * BITS + h * 16);
+    }
+    static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* shared, int s, int lane, int) {
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            if constexpr (BITS == 4) {
+                unsigned w = word_at(shared, t * 512 + lane * 16 + s * 4);
+#pragma unroll
+                for (int r = 0; r < 4; ++r) raw[t][r] = w >> 4 * r;
+            } else {
+                const uint2 w = *(const uint2*)(shared + (t * 2 + s / 2) * 512 + lane * 16 + s % 2 * 8);
+                raw[t][0] = pick<0x1100>(w.x, 0), raw[t][1] = pick<0x3322>(w.x, 0);
+                raw[t][2] = pick<0x1100>(w.y, 0), raw[t][3] = pick<0x3322>(w.y, 0);
+            }
+        }
+    }
+};
+
+// Words along K: `order` is 1 for codes in sequence, 0 where a word's even ones lie in its low half (exllama's).
+struct GptqWords {
+    static constexpr int BITS = 4, BYTES = COLUMNS * CHUNK / 2;
+    static constexpr bool NEIGHBOURS = true, ZEROS_ADDED = false;
+    static VT_MEMBER int number(int column) { return column >> 3 | (column & 7) << 3; }
+    static VT_MEMBER int scale(int g, int p, int) { return 8 * g + p; }
+    static VT_MEMBER int nibble(int p) { return p; }
+    static VT_MEMBER void send(char* shared, const char* words, i64 k, i64 n, const Shape& shape, int lane) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+            int at = h * 32 + lane;
+            copy_async(shared + at * 16, words + ((k / 8 + at / 16) * shape.n + n) * 4 + at % 16 * 16);
+        }
+    }
+    static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* shared, int s, int lane, int order) {
+        int shift = (order ? 8 : 4) * (lane & 3);
+        unsigned own = order ? 0xffffu : 0xffffffffu, moved = order ? 0xf0000u : 0u;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int t = 0; t < 4; t += 2) {
+                uint4 q = words_at(shared, (2 * s + half) * 256 + (lane >> 2) * 32 + t * 8);
+                const unsigned w[4] = {q.x >> shift, q.y >> shift, q.z >> shift, q.w >> shift};
+#pragma unroll
+                for (int p = 0; p < 4; ++p) raw[t + p / 2][2 * half + p % 2] = (w[p] & own) | (w[p] << 12 & moved);
+            }
+    }
+};
+
+// Words along N: `order` is 1 for AWQ's interleaved places, 0 for places in sequence.
+struct AwqWords {
+    static constexpr int BITS = 4, BYTES = COLUMNS * CHUNK / 2;
+    static constexpr bool NEIGHBOURS = false, ZEROS_ADDED = false;
+    static VT_MEMBER int place(int p, int order) { return order ? (p & 3) << 1 | p >> 2 : p; }
+    static VT_MEMBER int number(int column, int order) {
+        int c = column & 7;
+        return column >> 3 | (order ? (c & 1) << 2 | c >> 1 : c) << 3;
+    }
+    static VT_MEMBER int scale(int g, int p, int order) { return 8 * g + place(p, order); }
+    static VT_MEMBER int nibble(int p) { return p; }
+    static VT_MEMBER int row(int k) { return (k ^ (k >> 2 & 1)) * 32; }  // the rows that lanes read meet in no bank
+    static VT_MEMBER void send(char* shared, const char* words, i64 k, i64 n, const Shape& shape, int lane) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+            int at = h * 32 + lane;
+            copy_async(shared + row(at / 2) + at % 2 * 16, words + ((k + at / 2) * shape.n + n) / 2 + at % 2 * 16);
+        }
+    }
+    static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* shared, int s, int lane, int) {
+        int k = 16 * s + 2 * (lane & 3), column = lane >> 2 << 2;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unsigned first = word_at(shared, row(k + 8 * half) + column), second = word_at(shared, row(k + 8 * half + 1) + column);
+            const unsigned both[2] = {pick<0x5410>(first, second), pick<0x7632>(first, second)};
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) raw[t][2 * half + r] = both[t / 2] >> (8 * (t & 1) + 4 * r);
+        }
+    }
+};
+
+template <class W> VT_FN int number_of(int column, int order) {
+    if constexpr (W::BITS == 4 && !W::NEIGHBOURS && !W::ZEROS_ADDED) return W::number(column, order);
+    else return W::number(column);
+}
+
+#define W4A16_PARAMETERS                                                                                         \
+    i64 rows, i64 columns, i64 depth, const void *a, i64 a_stride, const void *words, const void *scales,        \
+        const void *zeros, void *out, i64 group, i64 zero, i64 order, const void *factors, const void *bias,     \
+        i64 length, i64 chains, i64 across, i64 held, i64 parts, float *sums
+#define W4A16_NAMES                                                                                              \
+    rows, columns, depth, a, a_stride, words, scales, zeros, out, group, zero, order, factors, bias, length,     \
+        chains, across, held, parts, sums
+
+// Marlin's place of column n's factor or bias among 32.
+VT_FN i64 single(i64 n) { return (n & ~31ll) | (n & 6) << 2 | (n >> 3 & 3) << 1 | (n & 1); }
+
+// A sum as it is stored: by `factors`, one a column, and with `bias`, each step rounded; of 4 bits the sum as well.
+template <int KIND, int BITS> VT_FN void finish(void* out, i64 m, i64 n, i64 columns, float x, const void* factors, const void* bias) {
+    float y[1];
+    if (factors != nullptr) {
+        load(y, factors, single(n), KIND);
+        x = (BITS == 4 ? through(x, KIND) : x) * y[0];
+    }
+    if (bias != nullptr) {
+        load(y, bias, single(n), KIND);
+        x = through(x, KIND) + y[0];
+    }
+    y[0] = x;
+    store(out, m * columns + n, y, KIND);
+}
+
+// What the eight columns of a lane need of their group: in registers if HELD, else out of shared memory as it is asked for.
+template <int KIND, class W, bool HELD> struct Group {
+    unsigned scales_of[8], zeros_of[8];
+    const char *scales, *zeros;
+    int bias, order, g;
+
+    VT_MEMBER void take(const char* scales_at, const char* zeros_at, int bias_, int order_, int lane) {
+        scales = scales_at, zeros = zeros_at, bias = bias_, order = order_, g = lane >> 2;
+        if constexpr (HELD) {
+#pragma unroll
+            for (int p = 0; p < 8; ++p) scales_of[p] = scale(p), zeros_of[p] = zero(p);
+        }
+    }
+    VT_MEMBER unsigned scale(int p) const {
+        if (scales == nullptr) return Pairs<KIND>::ONE;
+        return *(const unsigned short*)(scales + 2 * W::scale(g, p, order)) * 0x10001u;
+    }
+    VT_MEMBER unsigned zero(int p) const {
+        if constexpr (W::ZEROS_ADDED)
+            return zeros == nullptr ? Pairs<KIND>::MINUS_ZERO
+                                    : *(const unsigned short*)(zeros + 2 * W::scale(g, p, order)) * 0x10001u;
+        unsigned code = zeros == nullptr ? 0 : word_at(zeros, g * 4) >> 4 * W::nibble(p) & 15u;
+        return Pairs<KIND>::MINUS_BASE + (code + (unsigned)bias) * 0x10001u;
+    }
+
+    // A pair of weights of number p, each rounded to KIND: its codes are `raw`'s masked bits.
+    VT_MEMBER unsigned weights(unsigned raw, int p) const {
+        typedef Pairs<KIND> N;
+        unsigned value, factor = HELD ? scales_of[p] : scale(p), other = HELD ? zeros_of[p] : zero(p);
+        if constexpr (W::BITS == 4) {
+            unsigned minus = W::ZEROS_ADDED ? N::MINUS_BASE + (unsigned)bias * 0x10001u : other;
+            value = fma_pair<KIND>((raw & 0x000f000fu) | N::BASE, N::ONE, minus);
+        } else if constexpr (KIND == F16) {
+            value = fma_pair<KIND>((raw & 0x00ff00ffu) | N::BASE, N::ONE, N::MINUS_BASE + (unsigned)bias * 0x10001u);
+        } else {  // seven bits of the code fit: less 128 or, where the eighth is not set, less 256
+            value = fma_pair<KIND>((raw & 0x007f007fu) | N::BASE, N::ONE, (raw & 0x00800080u) ^ 0xc380c380u);
+            if (W::ZEROS_ADDED) value = fma_pair<KIND>(value, N::ONE, bias ? N::MINUS_ZERO : 0x43004300u);
+        }
+        value = fma_pair<KIND>(value, factor, N::MINUS_ZERO);
+        return W::ZEROS_ADDED ? fma_pair<KIND>(value, N::ONE, other) : value;
+    }
+};
+
+// EIGHTS: rows of `a` in eights; `across` warps side by side, the others on other chains.
+template <int KIND, class W, int EIGHTS, int STAGES, bool FEW> VT_FN void w4a16(W4A16_PARAMETERS) {
+    VT_SHARED(memory);
+    const Shape shape = {columns, depth};
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, side = warp % (int)across, team = warp / (int)across;
+    int teams = (int)(blockDim.x >> 5) / (int)across, member = threadIdx.x - team * (int)across * 32;
+    i64 down = FEW ? parts : (rows + EIGHTS * 8 - 1) / (EIGHTS * 8);
+    i64 part = FEW ? blockIdx.x % down : 0, top = FEW ? 0 : blockIdx.x % down * (EIGHTS * 8);
+    i64 left = blockIdx.x / down * across * COLUMNS, n = left + side * COLUMNS;
+    bool scaled = scales != nullptr, zeroed = zeros != nullptr;
+    int chunks = (int)(depth / CHUNK), groups = group < CHUNK ? CHUNK / (int)group : 1, chunks_a_group = group < CHUNK ? 1 : (int)group / CHUNK;
+    int zero_bytes = W::ZEROS_ADDED ? 128 : 32, own = W::BYTES + groups * (128 + zero_bytes);
+    int stage_bytes = (int)held * 128 + (int)across * own;
+    float* total = (float*)memory;
+    char* ring = (char*)memory + (FEW ? 0 : (int)across * EIGHTS * 8 * PITCH * 4) + team * STAGES * stage_bytes;
+    int steps = (int)length * (FEW ? 1 : ((int)chains + teams - 1) / teams);
+
+    struct Walk {  // through a team's chains, from chunk to chunk
+        int chain, at;
+        VT_MEMBER void next(int length, int teams) {
+            if (++at == length) at = 0, chain += teams;
+        }
+    };
+    Walk ahead = {FEW ? (int)part * teams + team : team, 0};
+    auto send = [&](int step) {
+        int chunk = ahead.chain * (int)length + ahead.at;
+        ahead.next((int)length, teams);
+        if (step < steps && chunk < chunks) {
+            char* stage = ring + step % STAGES * stage_bytes;
+            i64 k = (i64)chunk * CHUNK;
+#pragma unroll 1
+            for (int at = member; at < (int)held * 8; at += (int)across * 32)
+                if (top + at / 8 < rows)
+                    copy_async(stage + swizzled<8>(at / 8, at & 7), (const char*)a + ((top + at / 8) * a_stride + k + (at & 7) * 8) * 2);
+            char* mine = stage + held * 128 + side * own;
+            W::send(mine, (const char*)words, k, n, shape, lane);
+            int row = chunk * groups / chunks_a_group;
+            if (scaled)
+#pragma unroll 1
+                for (int at = lane; at < groups * 8; at += 32)
+                    copy_async(mine + W::BYTES + at * 16, (const char*)scales + ((i64)(row + at / 8) * columns + n) * 2 + at % 8 * 16);
+            if (zeroed)
+#pragma unroll 1
+                for (int at = lane; at < groups * zero_bytes / 16; at += 32) {
+                    int which = at / (zero_bytes / 16), vector = at % (zero_bytes / 16);
+                    copy_async(mine + W::BYTES + groups * 128 + at * 16,
+                               (const char*)zeros + ((i64)(row + which) * columns + n) * zero_bytes / COLUMNS + vector * 16);
+                }
+        }
+        copies_close();
+    };
+    auto meet = [&] {
+        if (FEW || across == 1) warp_meets();
+        else __syncthreads();
+    };
+
+    float sum[EIGHTS][4][4];
+    // The sum of row 8 e + 2 (lane % 4) + r % 2 and number 16 t + 8 (r / 2) + lane / 4 of the warp's columns.
+    auto each = [&](auto act) {
+#pragma unroll
+        for (int e = 0; e < EIGHTS; ++e) {
+            asm volatile("" ::: "memory");  // all loads before all stores would take a register each
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+#pragma unroll
+                for (int r = 0; r < 4; ++r)
+                    act(8 * e + 2 * (lane & 3) + (r & 1), 16 * t + 8 * (r >> 1) + (lane >> 2), sum[e][t][r]);
+        }
+    };
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) send(s);
+    int step = 0;
+    for (int chain = FEW ? (int)part * teams + team : team; step < steps; chain += teams) {
+#pragma unroll
+        for (int e = 0; e < EIGHTS; ++e)
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+#pragma unroll
+                for (int r = 0; r < 4; ++r) sum[e][t][r] = 0.0f;
+#pragma unroll 1
+        for (int at = 0; at < (int)length; ++at, ++step) {
+            copies_wait<STAGES - 2>();
+            meet();
+            send(step + STAGES - 1);
+            if (chain * (int)length + at < chunks) {
+                const char* stage = ring + step % STAGES * stage_bytes;
+                const char* mine = stage + held * 128 + side * own;
+                Group<KIND, W, FEW> of;
+#pragma unroll(FEW ? 4 : 1)
+                for (int s = 0; s < 4; ++s) {
+                    if (!FEW || s == 0 || (s == 2 && groups > 1) || groups == 4) {
+                        int which = groups == 4 ? s : groups == 2 ? s / 2 : 0;
+                        const char* at = mine + W::BYTES;
+                        of.take(scaled ? at + which * 128 : nullptr, zeroed ? at + groups * 128 + which * zero_bytes : nullptr,
+                                (int)zero, (int)order, lane);
+                    }
+                    unsigned raw[4][4];
+                    W::codes(raw, mine, s, lane, (int)order);
+                    const char* sixteen = stage + swizzled<8>((lane & 7) + (lane >> 4) * 8, 2 * s + (lane >> 3 & 1));
+#pragma unroll
+                    for (int t = 0; t < 4; ++t)
+#pragma unroll
+                        for (int r = 0; r < 4; ++r) raw[t][r] = of.weights(raw[t][r], 2 * t + (r & 1));
+#pragma unroll
+                    for (int q = 0; q < EIGHTS; q += 2) {
+                        unsigned b[4];
+                        fetch_matrices(b, sixteen + q * 1024);
+#pragma unroll
+                        for (int t = 0; t < 4; ++t) {
+                            multiply<KIND>(sum[q][t], raw[t], b[0], b[1]);
+                            multiply<KIND>(sum[q + 1][t], raw[t], b[2], b[3]);
+                        }
+                    }
+                }
+            }
+        }
+        if constexpr (!FEW) {
+            for (int turn = 0; turn < teams; ++turn) {
+                if (turn == team && chain < chains)
+                    each([&](int m, int number, float x) {
+                        float* at = total + (side * EIGHTS * 8 + m) * PITCH + number;
+                        *at = chain ? *at + x : x;
+                    });
+                __syncthreads();
+            }
+        }
+    }
+    copies_wait<0>();
+    __syncthreads();
+    if constexpr (FEW) {  // a chain's sums lie where its ring was
+        each([&](int m, int number, float x) { total[(team * 16 + m) * PITCH + number] = x; });
+        __syncthreads();
+        for (int at = threadIdx.x; at < (int)rows * COLUMNS; at += blockDim.x) {
+            int m = at / COLUMNS, number = number_of<W>(at % COLUMNS, (int)order);
+            float x = 0.0f;
+            for (int c = 0; c < teams && part * teams + c < chains; ++c) {
+                float y = total[(c * 16 + m) * PITCH + number];
+                x = c ? x + y : y;
+                if (sums != nullptr) sums[((part * teams + c) * rows + m) * columns + left + at % COLUMNS] = y;
+            }
+            if (sums == nullptr) finish<KIND, W::BITS>(out, m, left + at % COLUMNS, columns, x, factors, bias);
+        }
+    } else {
+        int wide = (int)across * COLUMNS;
+        for (int at = threadIdx.x; at < EIGHTS * 8 * wide; at += blockDim.x) {
+            int m = at / wide, c = at % wide;
+            if (top + m >= rows) break;
+            float x = total[(c / COLUMNS * EIGHTS * 8 + m) * PITCH + number_of<W>(c % COLUMNS, (int)order)];
+            finish<KIND, W::BITS>(out, top + m, left + c, columns, x, factors, bias);
+        }
+    }
+}
+
+// Chain sums [chains, rows, columns] added up from the first on.
+template <int KIND, int BITS> VT_FN void join_chains(
+    i64 rows, i64 columns, i64 chains, const float* sums, const void* factors, const void* bias, void* out) {
+    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= rows * columns) return;
+    float x = sums[at];
+    for (i64 c = 1; c < chains; ++c) x += sums[c * rows * columns + at];
+    finish<KIND, BITS>(out, at / columns, at % columns, columns, x, factors, bias);
+}
+
+// What a sum is rounded through on its way: AT_ONCE at the end alone; each part of K before the parts are added; or every
+// run of 32 k as well.
+enum { AT_ONCE, BY_PARTS, BY_RUNS };
+
+// Weights [depth, columns] of KIND, a warp 16 columns and 8 rows. K lies in runs of `run`, dealt out to `parts` in turn.
+template <int KIND> VT_FN void plain(
+    i64 rows, i64 columns, i64 depth, const void* a, i64 a_stride, const void* weights, void* out, i64 run, i64 parts,
+    i64 rounding) {
+    const unsigned short *left = (const unsigned short*)weights, *right = (const unsigned short*)a;
+    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    i64 down = (rows + 7) / 8, tile = blockIdx.x * (i64)(blockDim.x / 32) + (threadIdx.x >> 5);
+    i64 top = tile % down * 8, first = tile / down * 16;
+    auto weight = [&](i64 k, i64 n) { return k < depth && n < columns ? (unsigned)left[k * columns + n] : 0u; };
+    auto row = [&](i64 k) { return k < depth && top + g < rows ? (unsigned)right[(top + g) * a_stride + k] : 0u; };
+    float total[4] = {};
+    for (i64 part = 0; part < parts; ++part) {
+        float sum[4] = {}, kept[4] = {};
+        for (i64 begin = part * run; begin < depth; begin += parts * run) {
+            for (i64 k = begin + 2 * t; k - 2 * t < begin + run && k - 2 * t < depth; k += 16) {
+                unsigned x[4], y[2];
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    i64 n = first + g + 8 * (r & 1), from = k + 8 * (r >> 1);
+                    x[r] = weight(from, n) | weight(from + 1, n) << 16;
+                }
+#pragma unroll
+                for (int r = 0; r < 2; ++r) y[r] = row(k + 8 * r) | row(k + 8 * r + 1) << 16;
+                multiply<KIND>(sum, x, y[0], y[1]);
+            }
+            if (rounding != BY_RUNS) continue;
+#pragma unroll
+            for (int r = 0; r < 4; ++r) kept[r] = through(kept[r] + through(sum[r], KIND), KIND), sum[r] = 0.0f;
+        }
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            float x = rounding == AT_ONCE ? sum[r] : rounding == BY_PARTS ? through(sum[r], KIND) : kept[r];
+            total[r] = part ? total[r] + x : x;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+        i64 m = top + 2 * t + (r & 1), n = first + g + 8 * (r >> 1);
+        float one[1] = {total[r]};
+        if (m < rows && n < columns) store(out, m * columns + n, one, KIND);
+    }
+}
+
+#define PLAIN_KERNELS(NAME)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128)                                                            \
+        NAME##_bf16(i64 rows, i64 columns, i64 depth, const void* a, i64 a_stride, const void* weights,          \
+                    void* out, i64 run, i64 parts, i64 rounding) {                                               \
+        plain<BF16>(rows, columns, depth, a, a_stride, weights, out, run, parts, rounding);                      \
+    }                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(128)                                                            \
+        NAME##_f16(i64 rows, i64 columns, i64 depth, const void* a, i64 a_stride, const void* weights,           \
+                   void* out, i64 run, i64 parts, i64 rounding) {                                                \
+        plain<F16>(rows, columns, depth, a, a_stride, weights, out, run, parts, rounding);                       \
+    }
+
+#define W4A16_KERNELS(NAME, KIND, WORDS)                                                                         \
+    extern "C" __global__ void __launch_bounds__(512, 1) NAME##_few(W4A16_PARAMETERS) {                          \
+        w4a16<KIND, WORDS, 2, 3, true>(W4A16_NAMES);                                                             \
+    }                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256, 1) NAME##_many(W4A16_PARAMETERS) {                         \
+        w4a16<KIND, WORDS, 8, 2, false>(W4A16_NAMES);                                                            \
+    }                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_join(i64 rows, i64 columns, i64 chains,             \
+                                                                  const float* sums, const void* factors,        \
+                                                                  const void* bias, void* out) {                 \
+        join_chains<KIND, WORDS::BITS>(rows, columns, chains, sums, factors, bias, out);                         \
+    }

@@ -1,0 +1,106 @@
+"""Edge shapes of low-bit weights: chains dealt out or not, a warp across or more, groups and layouts of every kind."""
+
+from __future__ import annotations
+
+_KINDS = ("bfloat16", "float16")
+_TYPES = (("uint4b8", {}), ("uint4", {"b_zeros": "int32"}), ("uint8b128", {}))
+_BOTH = (False, True)
+
+
+def _bits(quant_type: str) -> int:
+    return 8 if quant_type.startswith("uint8") else 4
+
+
+def _marlin(M: int, K: int, N: int, G: int, kind: str, quant_type: str = "uint4b8", **more) -> dict:
+    return {"M": M, "K": K, "N": N, "G": G, "bits": _bits(quant_type), "a": kind, "quant_type": quant_type, **more}
+
+
+def _machete(M: int, K: int, N: int, G: int, kind: str, quant_type: str, **more) -> dict:
+    zeros = {} if "b" in quant_type else {"b_group_zeros": kind}
+    return _marlin(M, K, N, G, kind, quant_type, **zeros, **more)
+
+
+def _gptq(M: int, K: int, N: int, G: int, kind: str, bits: int = 4, **more) -> dict:
+    return {"M": M, "K": K, "W": K * bits // 32, "N": N, "G": G, "bits": bits, "a": kind, **more}
+
+
+_PERM, _SHUFFLED = {"b_g_idx": "int32"}, {"use_exllama": True}
+
+EDGES: dict[str, list[dict]] = {
+    "gptq_pack": [{"K": 96, "N": 70, "bits": bits} for bits in (2, 3, 4, 8)] + [{"K": 0, "N": 8, "bits": 4}],
+    "gptq_unpack": [{"W": 12, "N": 70, "bits": bits} for bits in (2, 3, 4, 8)],
+    "awq_pack": [
+        {"K": 9, "N": 96, "bits": bits, "interleaved": interleaved}
+        for bits, interleaved in ((2, False), (3, False), (4, True), (4, False), (8, True), (8, False))
+    ],
+    "awq_unpack": [
+        {"K": 9, "W": 12, "bits": bits, "interleaved": interleaved}
+        for bits, interleaved in ((2, False), (3, False), (4, True), (4, False), (8, True), (8, False))
+    ],
+    "sort_weights": [{"K": 300, "N": 5}],
+    "permute_cols": [{"M": 5, "K": 130, "x": kind} for kind in ("bfloat16", "float32", "int32")],
+    "gptq_shuffle": [
+        {"W": 12, "N": 30, "bits": bits, "P": 384 // bits, **perm}
+        for bits in (2, 3, 4, 8) for perm in ({}, {"q_perm": "int32"})
+    ],
+    "gptq_unshuffle": [
+        {"W": 12, "N": 30, "bits": bits, "P": 384 // bits, **perm}
+        for bits in (2, 3, 4, 8) for perm in ({}, {"q_perm": "int32"})
+    ],
+    "gptq_dequantize": [
+        *({"W": 12, "N": 32, "G": 4, "bits": bits, "scales": kind, "qzeros": "int32"}
+          for bits in (2, 3, 4, 8) for kind in ("bfloat16", "float16", "float32")),
+        {"W": 8, "N": 4, "G": 2, "bits": 8, "scales": "float16"},
+        {"W": 8, "N": 24, "G": 4, "bits": 4, "scales": "bfloat16", "K": 64, "g_idx": "int32", "use_v2_format": True},
+    ],
+    "gptq_gemm": [
+        *(_gptq(M, 128, 64, G, kind, **more)
+          for M, G in ((5, 8), (18, 2)) for kind in _KINDS for more in ({}, _SHUFFLED | _PERM)),
+        *(_gptq(M, 1152, 64, 9, "bfloat16", use_v2_format=True) for M in (1, 70)),
+        *(_gptq(9, 96, 96, 3, "float16", bits, use_exllama=shuffled) for bits in (2, 3, 4, 8) for shuffled in _BOTH),
+        _gptq(3, 128, 64, 8, "bfloat16", divide=16, **_PERM),
+    ],
+    "awq_dequantize": [
+        {"K": 33, "N": 72, "G": 3, "scales": kind} for kind in ("bfloat16", "float16", "float32")
+    ],
+    "awq_gemm": [
+        *({"M": M, "K": 128, "N": 64, "G": G, "input": kind} for M, G in ((5, 4), (18, 1)) for kind in _KINDS),
+        {"M": 16, "K": 1152, "N": 192, "G": 18, "input": "float16"},
+        {"M": 3, "K": 40, "N": 24, "G": 5, "input": "float16"},
+        *({"M": 9, "K": 416, "N": 24, "G": 13, "input": kind, "split_k_iters": 4, "rounding": rounding}
+          for kind in _KINDS for rounding in ("vllm", "vllm_triton")),
+    ],
+    "triton_w4a16_gemm": [
+        *({"M": M, "K": 128, "N": 64, "G": 2, "a": kind, **zeros}
+          for M in (5, 18) for kind in _KINDS for zeros in ({"zp_bias": 7}, {"qzeros": "int32"})),
+        {"M": 9, "K": 40, "N": 24, "G": 5, "a": "bfloat16"},
+    ],
+    "gptq_marlin_repack": [
+        {"W": 64 * bits // 32, "N": 192, "bits": bits, "is_a_8bit": wide, "P": 64, **perm}
+        for bits in (4, 8) for wide in _BOTH for perm in ({}, {"perm": "int32"})
+    ],
+    "awq_marlin_repack": [{"K": 64, "W": 6 * bits, "bits": bits, "is_a_8bit": w} for bits in (4, 8) for w in _BOTH],
+    "marlin_unpack": [{"R": 4, "C": 96 * bits, "bits": bits, "is_a_8bit": w} for bits in (4, 8) for w in _BOTH],
+    "marlin_zero_points": [{"G": 3, "N": 192, "bits": bits, "is_a_8bit": w} for bits in (4, 8) for w in _BOTH],
+    "awq_to_marlin_zero_points": [{"G": 3, "W": 6 * b, "bits": b, "is_a_8bit": w} for b in (4, 8) for w in _BOTH],
+    "marlin_unpack_zero_points": [{"G": 3, "W": 6 * b, "bits": b, "is_a_8bit": w} for b in (4, 8) for w in _BOTH],
+    "marlin_permute_scales": [
+        {"G": 4, "N": 192, "size_k": 128, "group_size": 32, "s": kind} for kind in ("bfloat16", "float32")
+    ],
+    "marlin_permute_bias": [{"...": (3,), "N": 96, "s": kind} for kind in ("bfloat16", "float32")],
+    "marlin_gemm": [
+        *(_marlin(M, 128, 64, G, kind, quant_type, **zeros)
+          for M, G in ((5, 8), (17, 2)) for kind in _KINDS for quant_type, zeros in _TYPES),
+        *(_marlin(M, 1152, 128, 18, "bfloat16") for M in (1, 9, 70)),
+        _marlin(16, 128, 256, 4, "float16", perm="int32"), _marlin(70, 64, 256, 1, "float16", b_bias="float16"),
+        _marlin(130, 128, 64, 1, "float16", "uint8b128"), _marlin(0, 128, 64, 1, "float16"),
+    ],
+    "machete_prepack_b": [{"W": 32 * bits // 8, "N": 256, "bits": bits} for bits in (4, 8)],
+    "machete_unpack_b": [{"W": 32 * bits // 8, "N": 256, "bits": bits} for bits in (4, 8)],
+    "machete_mm": [
+        *(_machete(M, 128, 128, 2, kind, quant_type)
+          for M in (5, 18) for kind in _KINDS for quant_type in ("uint4", "uint8", "uint4b8", "uint8b128")),
+        _machete(70, 1152, 128, 9, "bfloat16", "uint4b8"), _machete(3, 192, 128, 1, "float16", "uint4"),
+    ],
+}  # fmt: skip
+"""Axes as in `Contract.examples`, by op."""
