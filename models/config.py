@@ -6,8 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vtlab.ops.errors import FormatError
+
+if TYPE_CHECKING:
+    from .quant import Quantization
 
 FULL, SLIDING, RECURRENT = "full_attention", "sliding_attention", "linear_attention"
 
@@ -76,7 +80,7 @@ class ModelConfig:
         does not name are not rotated. rope_is_neox : pairs are lanes i and half + i, else 2 i and 2 i + 1.
     biased : the linears that have a bias: "qkv", "o", "gate_up", "down", …
     stop_ids : tokens that end a generation.
-    file : where it came from, for error messages.
+    file : where it came from, for error messages. quantization : how its linears are stored, where that is not plainly.
     more : numbers that one family alone has.
     """
 
@@ -99,6 +103,7 @@ class ModelConfig:
     stop_ids: frozenset[int] = frozenset()
     dtype: str = "float32"
     file: str = "config"
+    quantization: Quantization | None = None
     more: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self):

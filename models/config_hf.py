@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .config import FULL, SLIDING, LayerConfig, ModelConfig
 from .fields import Fields
+from .quant import settings
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -30,8 +31,6 @@ def common(given: Fields, layers: tuple[LayerConfig, ...] | None = None) -> dict
 
     layers : by default `uniform` ones.
     """
-    for name in ("quantization_config", "compression_config"):
-        given.only(name, (None,))
     given.only("use_bidirectional_attention", (False,), False)
     layers = layers or uniform(given, layer_types(given))
     stops = given.get("eos_token_id")
@@ -47,6 +46,7 @@ def common(given: Fields, layers: tuple[LayerConfig, ...] | None = None) -> dict
         "stop_ids": frozenset(() if stops is None else stops if isinstance(stops, list) else [stops]),
         "dtype": given.only("dtype" if given.given("dtype") else "torch_dtype", _DTYPES, "float32"),
         "file": str(given.file),
+        "quantization": settings.read(given),
     }
 
 

@@ -7,17 +7,18 @@ import ctypes
 from pathlib import Path
 
 from vtlab.gguf.reader import GGUFFile, read_gguf
+from vtlab.ops.arrays import Arrays
 from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.errors import ContractError
 
 from .config import ModelConfig
 from .decoder import Decoder
 from .engine import Engine
+from .families import FAMILIES
+from .quant import default_weights
 from .safetensors import read_safetensors
 from .tokenizer import Tokenizer
 from .weights import Weights
-
-WEIGHTS = ("blocks", "dequantized")
 
 
 def load_decoder(
@@ -30,13 +31,14 @@ def load_decoder(
 
     dtype : "float32", "bfloat16" or "float16"; by default what config.json says, float32 for GGUF.
     weights : "blocks" keeps the matrices of a GGUF file in its blocks, and activations meet them in eight bits;
+    "packed" keeps those of a quantised folder in its format, and activations meet them as the format says;
     "dequantized" expands them.
     Errors: FormatError for a file that is broken, incomplete or of another architecture; ContractError for a dtype
     that no model computes in, for blocks of a file that has none.
     """
     is_gguf = _is_gguf(path)
-    if weights not in WEIGHTS or (weights == "blocks" and not is_gguf):
-        want = " or ".join(WEIGHTS) + " for a .gguf file, dequantized for another"
+    if weights not in (("blocks", "dequantized") if is_gguf else ("packed", "dequantized")):
+        want = "blocks or dequantized for a .gguf file, packed or dequantized for a folder"
         raise ContractError("load", "weights", weights, want)
     if dtype not in (None, *FLOATS):
         raise ContractError("load", "dtype", dtype, " or ".join(FLOATS))
@@ -47,7 +49,8 @@ def load_decoder(
         gguf.forget()  # of most of what was read there are copies now
         return Decoder(config, held, max_positions)
     config = ModelConfig.from_folder(path)
-    return Decoder(config, Weights.from_tensors(config, read_safetensors(path), dtype or config.dtype), max_positions)
+    held = Weights.from_tensors(config, read_safetensors(path), dtype or config.dtype, weights == "packed")
+    return Decoder(config, held, max_positions)
 
 
 def load_tokenizer(path: str | Path | GGUFFile) -> Tokenizer | None:
@@ -62,18 +65,26 @@ def load_tokenizer(path: str | Path | GGUFFile) -> Tokenizer | None:
 def load(path: str | Path, dtype: str | None = None, weights: str | None = None, **engine) -> Engine:
     """An `Engine` over the checkpoint at `path`; keyword arguments are the engine's.
 
-    weights : as in `load_decoder`; by default "blocks" for a .gguf file in float32 or bfloat16 on the CPU.
+    weights : as in `load_decoder`; by default "blocks" for a .gguf file in float32 or bfloat16 on the CPU, and for a
+    quantised folder what `quant.default_weights` says.
     """
     cache = engine.get("num_blocks", 128) * engine.get("block_size", 16)
     if weights is None:
-        stay = _is_gguf(path) and engine.get("device") in (None, "cpu") and dtype != "float16"
-        weights = "blocks" if stay else "dequantized"
+        weights = _default_weights(path, dtype, engine.get("device") or "cpu")
     source = _opened(path) if _is_gguf(path) else path
     tokenizer = load_tokenizer(source)
     give_back()  # building a vocabulary takes several times the memory that it keeps
     decoder = load_decoder(source, dtype, cache, weights)
     give_back()
     return Engine(decoder, tokenizer, **engine)
+
+
+def _default_weights(path: str | Path, dtype: str | None, device: str | Arrays) -> str:
+    place = device if isinstance(device, str) else device.device
+    if _is_gguf(path):
+        return "blocks" if place == "cpu" and dtype != "float16" else "dequantized"
+    config = ModelConfig.from_folder(path)
+    return default_weights(config, FAMILIES[config.family].slots(config), dtype or config.dtype, place)
 
 
 def give_back() -> None:

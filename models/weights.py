@@ -12,6 +12,7 @@ from vtlab.ops.dtypes import dtype as dtype_of
 from vtlab.ops.errors import FormatError
 from vtlab.ops.numerics import round_to
 
+from . import quant
 from .block_linear import BlockLinear, Blocks, check_dtype, joined, stays
 from .config import ModelConfig
 from .families import FAMILIES
@@ -60,15 +61,23 @@ class Weights(Layer):
         return Weights(**{name: once(value) for name, value in kept.items()}, layers=layers, rope=self.rope)
 
     @classmethod
-    def from_tensors(cls, config: ModelConfig, tensors: Mapping[str, np.ndarray], dtype: str = "float32") -> Weights:
+    def from_tensors(
+        cls, config: ModelConfig, tensors: Mapping[str, np.ndarray], dtype: str = "float32", packed: bool = False
+    ) -> Weights:
         """From arrays by Hugging Face name.
 
+        packed : quantised matrices stay in their format, and activations meet them as it says; by default they are
+        expanded.
         Errors: FormatError, before any tensor is read, for a missing or extra tensor, a wrong shape, a dtype that
-        is no float.
+        is no float, or not the one of its format; then for numbers that mean nothing in a format. ContractError for
+        packed weights that the checkpoint does not have, or in float32.
         """
+        if packed:
+            quant.check_dtype(config, dtype_of(dtype))
         tensors = FAMILIES[config.family].renamed(config, tensors)
-        wanted = _check(config, tensors, gguf=False)
-        for slot in (slot for slot in wanted if slot.hf):
+        held = quant.Quantised(config, FAMILIES[config.family].slots(config), tensors)
+        wanted = _check(config, tensors, gguf=False, held=held)
+        for slot in (slot for slot in wanted if slot.hf and slot.hf not in held.sites):
             kind = np.dtype(tensors[slot.hf].dtype).name
             if kind not in _READABLE:
                 raise FormatError(config.file, None, slot.hf, f"dtype {kind}", " or ".join(_READABLE))
@@ -77,7 +86,10 @@ class Weights(Layer):
             data = tensors[slot.hf]
             return data if slot.from_hf is None else slot.from_hf(data)
 
-        return _assemble(config, wanted, read, dtype, config.rope)
+        def kept(slots: list[Slot], bias: np.ndarray | None) -> Linear | None:
+            return held.linear(slots, bias, dtype_of(dtype), packed)
+
+        return _assemble(config, wanted, read, dtype, config.rope, kept)
 
     @classmethod
     def from_gguf(cls, config: ModelConfig, gguf, dtype: str = "float32", blocks: bool = False) -> Weights:
@@ -96,27 +108,31 @@ class Weights(Layer):
             data = dequantize(gguf.tensors[slot.gguf])
             return data if slot.gguf_rows is None else data[slot.gguf_rows]
 
-        def kept(slots: list[Slot]) -> tuple[Blocks, ...] | None:
+        def kept(slots: list[Slot], bias: np.ndarray | None) -> Linear | None:
             tensors = [gguf.tensors.get(slot.gguf) for slot in slots]
             if None in tensors or not stays([tensor.type for tensor in tensors]):
                 return None
             rows = [slice(None) if slot.gguf_rows is None else slot.gguf_rows for slot in slots]
-            return joined([Blocks(tensor.type, tensor.data[which]) for tensor, which in zip(tensors, rows)])
+            parts = joined([Blocks(tensor.type, tensor.data[which]) for tensor, which in zip(tensors, rows)])
+            return BlockLinear(parts, None if bias is None else bias.astype(np.float32), dtype_of(dtype))
 
         rope = FAMILIES[config.family].gguf_rope(config, gguf)
-        return _assemble(config, wanted, read, dtype, rope, kept if blocks else None)
+        return _assemble(config, wanted, read, dtype, rope, kept if blocks else lambda slots, bias: None)
 
 
-def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool) -> list[Slot]:
-    """The slots that the file fills, and constants."""
+def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool, held: quant.Quantised | None = None) -> list[Slot]:
+    """The slots that the file fills, and constants. held : those that it has in quantised form."""
     family = FAMILIES[config.family]
     slots = list(family.slots(config))
-    wanted = [slot for slot in slots if slot.name(gguf)]
-    names = {slot.name(gguf) for slot in wanted}
+    wanted = [slot for slot in slots if slot.name(gguf) and not (held and slot.hf in held.sites)]
+    names = {slot.name(gguf) for slot in wanted} | (held.names(optional=False) if held else set())
     missing = sorted(names - set(tensors))
     if missing:
         raise FormatError(config.file, None, missing[0], f"no such tensor ({len(missing)} missing)", "a tensor")
-    extra = sorted(name for name in set(tensors) - names if not family.ignored(config, name, gguf))
+    maybe = held.names(optional=True) if held else set()
+    extra = sorted(name for name in set(tensors) - names - maybe if not family.ignored(config, name, gguf))
+    if held:
+        held.refuse_cache_scales(extra)
     if extra:
         got = f"a tensor that a {config.family} model has no use for ({len(extra)} of them)"
         raise FormatError(config.file, None, extra[0], got, f"the {len(names)} tensors of its configuration")
@@ -124,6 +140,8 @@ def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool) -> list[Slot]:
         shape = tuple(tensors[slot.name(gguf)].shape)
         if shape != slot.shape:
             raise FormatError(config.file, None, slot.name(gguf), f"shape {shape}", f"shape {slot.shape}")
+    if held:
+        held.check()
     return [slot for slot in slots if slot.name(gguf) or slot.constant is not None]
 
 
@@ -133,9 +151,9 @@ def _assemble(
     read: Callable[[Slot], np.ndarray],
     dtype: str,
     rope: Mapping,
-    kept: Callable[[list[Slot]], tuple[Blocks, ...] | None] | None = None,
+    kept: Callable[[list[Slot], np.ndarray | None], Linear | None],
 ) -> Weights:
-    """kept : the blocks of a matrix's slots, or None where it is to be read."""
+    """kept : (a matrix's slots, its bias) -> what they stay in, or None where they are to be read."""
     parts: dict[int | None, dict[str, list[Slot]]] = {None: {}}
     for slot in wanted:
         parts.setdefault(slot.layer, {}).setdefault(slot.target, []).append(slot)
@@ -158,14 +176,14 @@ def _assemble(
 
     def tensor(found: dict[str, list[Slot]], target: str):
         slots, bias = found[target], found.get(f"{target}_bias")
-        bias = None if bias is None else _cast(merged(bias), np.dtype(np.float32))
-        blocks = kept(slots) if kept is not None and len(slots[0].shape) == 2 else None
-        if blocks is not None:
-            return BlockLinear(blocks, bias, dtype_of(dtype))
+        bias = None if bias is None else merged(bias)
+        linear = kept(slots, bias) if len(slots[0].shape) == 2 else None
+        if linear is not None:
+            return linear
         data = merged(slots)
         if data.ndim == 1:
             return float(data[0]) if slots[0].scalar else data
-        return Linear(data, bias)
+        return Linear(data, None if bias is None else _cast(bias, np.dtype(np.float32)))
 
     def tensors(found: dict[str, list[Slot]]) -> dict[str, object]:
         biases = {f"{target}_bias" for target, slots in found.items() if len(slots[0].shape) == 2}

@@ -53,7 +53,7 @@ def test_gemma3_without_layer_types_is_sliding_but_for_every_sixth():
 
 
 @pytest.mark.parametrize(("name", "field", "changes"), [
-    ("llama", "architectures", {"architectures": ["MambaForCausalLM"]}),
+    ("llama", "architectures", {"architectures": ["T5ForConditionalGeneration"]}),
     ("llama", "architectures", {"architectures": ...}),
     ("llama", "model_type", {"model_type": "qwen3"}), ("llama", "hidden_size", {"hidden_size": ...}),
     ("llama", "hidden_size", {"hidden_size": "128"}), ("llama", "hidden_size", {"hidden_size": 127.5}),
@@ -63,7 +63,7 @@ def test_gemma3_without_layer_types_is_sliding_but_for_every_sixth():
     ("llama", "rms_norm_eps", {"rms_norm_eps": 0.0}), ("llama", "rms_norm_eps", {"rms_norm_eps": float("nan")}),
     ("qwen3", "attention_bias", {"attention_bias": True}), ("qwen3", "mlp_bias", {"mlp_bias": True}),
     ("llama", "hidden_act", {"hidden_act": "gelu"}),
-    ("llama", "quantization_config", {"quantization_config": {"bits": 4}}),
+    ("llama", "quantization_config.quant_method", {"quantization_config": {"bits": 4}}),
     ("llama", "rope_scaling.rope_type", {"rope_scaling": {"rope_type": "spiral"}}),
     ("llama", "layer_types", {"layer_types": [FULL] * 3}), ("llama", "layer_types", {"layer_types": "full"}),
     ("llama", "torch_dtype", {"torch_dtype": "int8"}), ("llama", "rope_theta", {"rope_theta": "big"}),
