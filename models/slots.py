@@ -67,6 +67,11 @@ def layer_norm(target: str, hf: str, size: int) -> Iterator[Slot]:
     yield Slot(f"{target}_bias", f"{hf}.bias", None, (size,))
 
 
+def filters(target: str, hf: str, channels: int, taps: int, dtype: str | None = None) -> Slot:
+    """The filters of a convolution of each channel by itself, [channels, 1, taps] in a file, a row for each kept."""
+    return Slot(target, f"{hf}.weight", None, (channels, 1, taps), from_hf=lambda data: data[:, 0], dtype=dtype)
+
+
 def constant(target: str, values: np.ndarray) -> Slot:
     """What a family needs as an array and no file holds."""
     return Slot(target, None, None, values.shape, constant=values)
@@ -106,9 +111,10 @@ def halves_first(rows: int, head_dim: int) -> np.ndarray:
 
 
 def attention(config: ModelConfig, layer: LayerConfig, paired: bool = False) -> Iterator[Slot]:
-    """q, k, v and the output under Llama's names. paired : llama.cpp stores rotary pairs of q and k together."""
+    """q, k, v and the output under Llama's names; a gated layer's q holds the gates too. paired : llama.cpp stores
+    rotary pairs of q and k together."""
     hidden, pairs = config.hidden_size, layer.head_dim if paired else None
-    q = Part("self_attn.q_proj", "attn_q", layer.q_size, pairs)
+    q = Part("self_attn.q_proj", "attn_q", layer.q_size * (1 + layer.gated), pairs)
     k = Part("self_attn.k_proj", "attn_k", layer.kv_size, pairs)
     v = Part("self_attn.v_proj", "attn_v", layer.kv_size)
     yield from linear("qkv", hidden, q, k, v, bias="qkv" in config.biased)

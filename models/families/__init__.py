@@ -12,16 +12,19 @@ from .gemma4 import Gemma4
 from .glm4 import Glm4
 from .granite import Granite
 from .llama import Llama
+from .mamba import Mamba
+from .mamba2 import Mamba2
 from .mistral import Mistral
 from .olmo2 import Olmo2, Olmo3
 from .opt import OPT
 from .phi3 import Phi3
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
+from .qwen3_5 import Qwen35
 
 _ALL: tuple[Family, ...] = (
-    Gemma(), Gemma2(), Gemma3(), Gemma4(), Glm4(), Granite(), Llama(), Mistral(), Olmo2(), Olmo3(), OPT(), Phi3(),
-    Qwen2(), Qwen3(),
+    Gemma(), Gemma2(), Gemma3(), Gemma4(), Glm4(), Granite(), Llama(), Mamba(), Mamba2(), Mistral(), Olmo2(), Olmo3(),
+    OPT(), Phi3(), Qwen2(), Qwen3(), Qwen35(),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _ALL}
