@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vtlab.ops import providers
 
-from .codes import DOWN, PLAIN, SHUFFLED, WORD, dense, moved, spread
+from .codes import DOWN, PLAIN, SHUFFLED, WORD, moved, spread
 from .launch import PROVIDER, results, start
 from .scratch import scratch
 
@@ -12,10 +12,8 @@ _FAMILY = "act_order"
 
 
 def gathered(op: str, x, perm, target) -> None:
-    """target[m, j] = x[m, perm[j]], or x[m, j] without a perm; any strides of x, elements of 2 or 4 bytes."""
-    item = x.dtype.itemsize
-    strides = [stride // item for stride in x.strides]
-    spread(op, _FAMILY, "columns", target.size, [x.shape[1], x, *strides, dense(perm), target, item])
+    """target[m, j] = x[m, perm[j]], or x[m, j] without a perm; elements of 2 or 4 bytes."""
+    spread(op, _FAMILY, "columns", target.size, [x.shape[1], x, perm, target, x.dtype.itemsize])
 
 
 @providers.provider("permute_cols", "cuda", PROVIDER)
@@ -39,7 +37,7 @@ def gptq_unshuffle(qweight, q_perm=None, *, bits, out=None):
     op, rows = "gptq_unshuffle", qweight.shape[0] * 32 // bits
     if q_perm is not None:
         back = scratch.take("act_order inverse", rows * 4)[: rows * 4].view(WORD)
-        spread(op, _FAMILY, "inverse_order", rows, [dense(q_perm), back])
+        spread(op, _FAMILY, "inverse_order", rows, [q_perm, back])
         q_perm = back
     sizes = rows, qweight.shape[1]
     return moved(op, _FAMILY, qweight, sizes, bits, (SHUFFLED, DOWN), qweight.shape, out, q_perm)
@@ -51,6 +49,6 @@ def sort_weights(q, g_idx, *, out=None):
     op, (rows, columns) = "sort_weights", q.shape
     forms = ((q.shape, WORD), (g_idx.shape, WORD), (g_idx.shape, WORD))
     rows_sorted, groups_sorted, perm = results(op, out, (q, g_idx), *forms)
-    start(op, _FAMILY, "sort_rows", rows, (256, 1), [rows, dense(g_idx), groups_sorted, perm])
-    spread(op, _FAMILY, "act_order_codes", q.size, [rows, columns, 8, PLAIN, PLAIN, dense(q), perm, rows_sorted])
+    start(op, _FAMILY, "sort_rows", rows, (256, 1), [rows, g_idx, groups_sorted, perm])
+    spread(op, _FAMILY, "act_order_codes", q.size, [rows, columns, 8, PLAIN, PLAIN, q, perm, rows_sorted])
     return rows_sorted, groups_sorted, perm

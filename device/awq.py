@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vtlab.ops import providers
 
-from .codes import dense, settled, spread
+from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, vectors
 from .scratch import scratch
@@ -19,7 +19,7 @@ judged_by_norm("triton_w4a16_gemm")
 def _values(op: str, qweight, scales, zeros, bias: int, order: int, target) -> None:
     depth, words = qweight.shape
     wide = vectors(8 * words, (target, 8 * words), (scales, 8 * words))
-    args = [words, depth // max(len(scales), 1), dense(qweight), dense(scales), dense(zeros), bias, order, target]
+    args = [words, depth // max(len(scales), 1), qweight, scales, zeros, bias, order, target]
     spread(op, _FAMILY, "awq_values", depth * words, [*args, kind(target), int(wide)])
 
 

@@ -14,17 +14,12 @@ _BLOCK = 256
 
 
 def settled(array):
-    """The array where it is dense and at a multiple of 16 bytes, else a copy that is; None stays None."""
-    if array is None or (array.flags.c_contiguous and current().pointer(array) % 16 == 0):
+    """The array where it stands at a multiple of 16 bytes, else a copy that does; None stays None."""
+    if array is None or current().pointer(array) % 16 == 0:
         return array
     fresh = current().empty(array.shape, array.dtype)
     fresh[...] = array
     return fresh
-
-
-def dense(array):
-    """The array where it is contiguous, else a copy that is; None stays None."""
-    return array if array is None or array.flags.c_contiguous else settled(array)
 
 
 def spread(op: str, family: str, kernel: str, count: int, args: list) -> None:
@@ -37,5 +32,5 @@ def moved(
 ):
     """Words of `shape` in the second layout of the codes [K, N] that `words` holds in the first, rows perm[0] ..."""
     (target,) = results(op, out, (words, perm), (tuple(shape), WORD))
-    spread(op, family, f"{family}_codes", target.size, [*sizes, bits, *layouts, dense(words), dense(perm), target])
+    spread(op, family, f"{family}_codes", target.size, [*sizes, bits, *layouts, words, perm, target])
     return target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vtlab.ops import providers
 
-from .codes import DOWN, SHUFFLED, dense, settled
+from .codes import DOWN, SHUFFLED, settled
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, kind, results, start, vectors
 from .scratch import scratch
@@ -18,7 +18,7 @@ def _values(op: str, qweight, scales, qzeros, g_idx, bits: int, layout: int, bia
     depth, columns = target.shape
     wide = vectors(columns, (target, columns), (scales, columns))
     args = [
-        depth, columns, bits, layout, dense(qweight), dense(scales), dense(qzeros), dense(g_idx), len(scales), bias,
+        depth, columns, bits, layout, qweight, scales, qzeros, g_idx, len(scales), bias,
         target, kind(target),
     ]  # fmt: skip
     each = VECTOR if wide else 1

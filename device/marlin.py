@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vtlab.ops import providers
 
-from .codes import DOWN, INTERLEAVED, MARLIN, MARLIN_WIDE, PLAIN, ZEROS, ZEROS_WIDE, dense, moved, spread
+from .codes import DOWN, INTERLEAVED, MARLIN, MARLIN_WIDE, PLAIN, ZEROS, ZEROS_WIDE, moved, spread
 from .launch import PROVIDER, results
 
 _FAMILY = "marlin"
@@ -67,7 +67,7 @@ def marlin_unpack_zero_points(packed, *, bits, is_a_8bit=False, out=None):
 
 def _columns(op: str, s, run: int, out):
     (target,) = results(op, out, (s,), (s.shape, s.dtype))
-    spread(op, _FAMILY, "marlin_columns", target.size, [run, dense(s), target, s.dtype.itemsize])
+    spread(op, _FAMILY, "marlin_columns", target.size, [run, s, target, s.dtype.itemsize])
     return target
 
 

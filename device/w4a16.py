@@ -55,15 +55,10 @@ def chains_of(depth: int) -> tuple[int, int]:
     return length, -(-chunks // length)
 
 
-def stride_of(array) -> int:
-    """Elements from one row to the next."""
-    return array.strides[0] // array.dtype.itemsize if array.shape[0] > 1 else array.shape[1]
-
-
 def aligned(op: str, a, perm=None):
     """`a` with columns a[:, perm], or as it is where its rows may be read 16 bytes at a time, else in scratch."""
     rows, depth = a.shape
-    if perm is None and a.strides[1] == a.dtype.itemsize and vectors(depth, (a, stride_of(a))):
+    if perm is None and vectors(depth, (a, depth)):
         return a
     size = rows * depth * a.dtype.itemsize
     held = scratch.take("w4a16 rows", size)[:size].view(a.dtype).reshape(rows, depth)
@@ -83,7 +78,7 @@ def product(op: str, family: str, a, weights: Weights, out) -> None:
     name = f"{weights.kernel}_{_NAMES[kind(a)]}"
     room = current().shared_memory()
     args = [
-        rows, columns, depth, a, stride_of(a), weights.words, weights.scales, weights.zeros, out, weights.group,
+        rows, columns, depth, a, weights.words, weights.scales, weights.zeros, out, weights.group,
         weights.zero, weights.order, weights.factors, weights.bias, length, chains,
     ]  # fmt: skip
     if rows <= _FEW:
@@ -127,5 +122,5 @@ def plain_product(op: str, family: str, a, weights, out, parts: int = 0, roundin
     length, chains = chains_of(max(depth, 1))
     run, parts = (length * CHUNK, chains) if rounding == AT_ONCE else (32, parts)
     tiles = -(-rows // 8) * -(-columns // 16)
-    args = [rows, columns, depth, a, stride_of(a), weights, out, run, parts, rounding]
+    args = [rows, columns, depth, a, weights, out, run, parts, rounding]
     start(op, family, f"{family}_plain_{_NAMES[kind(a)]}", -(-tiles // 4), (128, 1), args)

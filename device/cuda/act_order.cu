@@ -5,12 +5,12 @@ MOVE_CODES(act_order_codes)
 
 // out[m, j] = x[m, perm[j]], or x[m, j] without a perm, elements of 2 or 4 bytes; an index out of range reads column 0.
 extern "C" __global__ void __launch_bounds__(256)
-    columns(i64 count, i64 width, const void* x, i64 row_stride, i64 stride, const int* perm, void* out, i64 item) {
+    columns(i64 count, i64 width, const void* x, const int* perm, void* out, i64 item) {
     i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
     if (at >= count) return;
-    i64 m = at / width, j = at % width;
+    i64 j = at % width, from = at - j;
     if (perm != nullptr) j = (unsigned long long)perm[j] < (unsigned long long)width ? perm[j] : 0;
-    i64 from = m * row_stride + j * stride;
+    from += j;
     if (item == 2) ((unsigned short*)out)[at] = ((const unsigned short*)x)[from];
     else ((unsigned*)out)[at] = ((const unsigned*)x)[from];
 }

@@ -190,11 +190,11 @@ template <class W> VT_FN int number_of(int column, int order) {
 }
 
 #define W4A16_PARAMETERS                                                                                         \
-    i64 rows, i64 columns, i64 depth, const void *a, i64 a_stride, const void *words, const void *scales,        \
+    i64 rows, i64 columns, i64 depth, const void *a, const void *words, const void *scales,                      \
         const void *zeros, void *out, i64 group, i64 zero, i64 order, const void *factors, const void *bias,     \
         i64 length, i64 chains, i64 across, i64 held, i64 parts, float *sums
 #define W4A16_NAMES                                                                                              \
-    rows, columns, depth, a, a_stride, words, scales, zeros, out, group, zero, order, factors, bias, length,     \
+    rows, columns, depth, a, words, scales, zeros, out, group, zero, order, factors, bias, length,               \
         chains, across, held, parts, sums
 
 // Marlin's place of column n's factor or bias among 32.
@@ -291,7 +291,7 @@ template <int KIND, class W, int EIGHTS, int STAGES, bool FEW> VT_FN void w4a16(
 #pragma unroll 1
             for (int at = member; at < (int)held * 8; at += (int)across * 32)
                 if (top + at / 8 < rows)
-                    copy_async(stage + swizzled<8>(at / 8, at & 7), (const char*)a + ((top + at / 8) * a_stride + k + (at & 7) * 8) * 2);
+                    copy_async(stage + swizzled<8>(at / 8, at & 7), (const char*)a + ((top + at / 8) * depth + k + (at & 7) * 8) * 2);
             char* mine = stage + held * 128 + side * own;
             W::send(mine, (const char*)words, k, n, shape, lane);
             int row = chunk * groups / chunks_a_group;
@@ -427,14 +427,14 @@ enum { AT_ONCE, BY_PARTS, BY_RUNS };
 
 // Weights [depth, columns] of KIND, a warp 16 columns and 8 rows. K lies in runs of `run`, dealt out to `parts` in turn.
 template <int KIND> VT_FN void plain(
-    i64 rows, i64 columns, i64 depth, const void* a, i64 a_stride, const void* weights, void* out, i64 run, i64 parts,
+    i64 rows, i64 columns, i64 depth, const void* a, const void* weights, void* out, i64 run, i64 parts,
     i64 rounding) {
     const unsigned short *left = (const unsigned short*)weights, *right = (const unsigned short*)a;
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     i64 down = (rows + 7) / 8, tile = blockIdx.x * (i64)(blockDim.x / 32) + (threadIdx.x >> 5);
     i64 top = tile % down * 8, first = tile / down * 16;
     auto weight = [&](i64 k, i64 n) { return k < depth && n < columns ? (unsigned)left[k * columns + n] : 0u; };
-    auto row = [&](i64 k) { return k < depth && top + g < rows ? (unsigned)right[(top + g) * a_stride + k] : 0u; };
+    auto row = [&](i64 k) { return k < depth && top + g < rows ? (unsigned)right[(top + g) * depth + k] : 0u; };
     float total[4] = {};
     for (i64 part = 0; part < parts; ++part) {
         float sum[4] = {}, kept[4] = {};
@@ -470,14 +470,14 @@ template <int KIND> VT_FN void plain(
 
 #define PLAIN_KERNELS(NAME)                                                                                      \
     extern "C" __global__ void __launch_bounds__(128)                                                            \
-        NAME##_bf16(i64 rows, i64 columns, i64 depth, const void* a, i64 a_stride, const void* weights,          \
+        NAME##_bf16(i64 rows, i64 columns, i64 depth, const void* a, const void* weights,                        \
                     void* out, i64 run, i64 parts, i64 rounding) {                                               \
-        plain<BF16>(rows, columns, depth, a, a_stride, weights, out, run, parts, rounding);                      \
+        plain<BF16>(rows, columns, depth, a, weights, out, run, parts, rounding);                                \
     }                                                                                                            \
     extern "C" __global__ void __launch_bounds__(128)                                                            \
-        NAME##_f16(i64 rows, i64 columns, i64 depth, const void* a, i64 a_stride, const void* weights,           \
+        NAME##_f16(i64 rows, i64 columns, i64 depth, const void* a, const void* weights,                         \
                    void* out, i64 run, i64 parts, i64 rounding) {                                                \
-        plain<F16>(rows, columns, depth, a, a_stride, weights, out, run, parts, rounding);                       \
+        plain<F16>(rows, columns, depth, a, weights, out, run, parts, rounding);                                 \
     }
 
 #define W4A16_KERNELS(NAME, KIND, WORDS)                                                                         \

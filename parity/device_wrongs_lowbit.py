@@ -1,0 +1,47 @@
+"""Small wrongs in the sources of the low-bit kernels, by family; those of the shared headers stand where they show."""
+
+from __future__ import annotations
+
+WRONGS: dict[str, dict[str, tuple[str, str]]] = {
+    "wna16": {
+        "places in sequence": ("parted((int)(n % count), count);", "(int)(n % count);"),
+        "columns in sequence": ("joined((int)(p % count), count);", "(int)(p % count);"),
+        "a code in two words cut short": ("found |= words[bit / 32 + 1] << (32 - shift);", ""),
+    },
+    "act_order": {
+        "rows in place": ("(unsigned long long)perm[k] < (unsigned long long)to.k ? perm[k] : 0;", "k;"),
+        "later rows of a group first": ("&& other < row", "&& other > row"),
+        "exllama's last codes": ("(16 * (code - 30) + 15)", "(16 * (31 - code) + 15)"),
+    },
+    "marlin": {
+        "the next eight rows are the next eight columns": ("e % 2 + e / 2 % 2 * 8;\n        n = rest / 1024 * 64",
+                                                           "e % 2 + e / 4 * 8;\n        n = rest / 1024 * 64"),
+        "zero points of 8 bits interleaved": ("if (c.layout == ZEROS) at = at / count * count + joined",
+                                              "at = at / count * count + joined"),
+    },
+    "machete": {
+        "zeros left out": ("return W::ZEROS_ADDED ? fma_pair<KIND>(value, N::ONE, other) : value;", "return value;"),
+        "the sign of the eighth bit": ("bias ? N::MINUS_ZERO : 0x43004300u", "N::MINUS_ZERO"),
+        "the upper half of a block": ("(n & 64) * (8 * BITS)", "0"),
+    },
+    "gptq": {
+        "zeros of the first format": ("int zero = (int)bias + (zeros", "int zero = (zeros"),
+        "neighbours' groups": ("? groups[row] : 0;", "? row / (k / group_count) : 0;"),
+        "a pair of codes apart": ("(order ? 8 : 4) * (lane & 3)", "4 * (lane & 3)"),
+        "scales of the first group of a chunk": ("groups == 4 ? s : groups == 2 ? s / 2 : 0", "0"),
+    },
+    "awq": {
+        "a part is not rounded": ("rounding == BY_PARTS ? through(sum[r], KIND)", "rounding == BY_PARTS ? sum[r]"),
+        "scales of places": ("return 8 * g + place(p, order);", "return 8 * g + p;"),
+        "rows meet": ("(k ^ (k >> 2 & 1)) * 32", "(k ^ (k >> 3 & 1)) * 16"),
+    },
+    "marlin_matmul": {
+        "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),
+        "warps do not wait for each other": ("            meet();", ""),
+        "chains meet": ("for (int turn = 0; turn < teams; ++turn) {", "for (int turn = 0; turn < 1; ++turn) {"),
+        "the sum of 4 bits is not rounded": ("BITS == 4 ? through(x, KIND) : x", "x"),
+        "the other rows of the operand": ("fetch_matrices(b, sixteen + q * 1024);", "fetch_matrices(b, sixteen);"),
+        "chain sums of the first part": ("sums[((part * teams + c) * rows", "sums[((0 * teams + c) * rows"),
+    },
+}  # fmt: skip
+"""Family: name of the wrong: (text that stands once in the sources, what stands there instead)."""

@@ -1,0 +1,148 @@
+"""Around the low-bit kernels: any batch and any way to deal work out, views, refused calls, orders out of range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vtlab import oracle
+from vtlab.device import runtime, w4a16
+from vtlab.ops.errors import ContractError
+
+from .compare import assert_bytes, assert_nmse
+from .device_run import Emulated
+from .emulation import EmulatedRuntime
+from .scalar import draw
+
+RNG = np.random.Generator(np.random.PCG64(5))
+
+
+def words(*shape):
+    return RNG.integers(-(2**31), 2**31, shape).astype(np.int32)
+
+
+def scales(groups, columns, kind):
+    return (np.abs(draw((groups, columns), "float32", 3)) / 100 + 0.004).astype(draw((1,), kind, 1).dtype)
+
+
+K, N = 1152, 128
+CALLS = {
+    "marlin_gemm": lambda M, kind: {
+        "a": draw((M, K), kind, 1), "b_q_weight": words(K // 16, 2 * N), "b_scales": scales(9, N, kind),
+        "quant_type": "uint4b8",
+    },
+    "gptq_gemm": lambda M, kind: {
+        "a": draw((M, K), kind, 1), "b_q_weight": words(K // 8, N), "b_gptq_qzeros": words(9, N // 8),
+        "b_gptq_scales": scales(9, N, kind),
+    },
+    "awq_gemm": lambda M, kind: {
+        "input": draw((M, K), kind, 1), "qweight": words(K, N // 8), "scales": scales(9, N, kind),
+        "qzeros": words(9, N // 8),
+    },
+    "machete_mm": lambda M, kind: {
+        "a": draw((M, K), kind, 1), "b_q": words(K // 8, N), "b_group_scales": scales(9, N, kind),
+        "quant_type": "uint4b8",
+    },
+}  # fmt: skip
+WIDE = [("marlin_gemm", "bfloat16"), ("gptq_gemm", "float16"), ("machete_mm", "bfloat16")]
+
+
+def sent(device, call):
+    return {name: device.send(value) for name, value in call.items()}
+
+
+def first_of(call):
+    return next(iter(call))
+
+
+@pytest.mark.parametrize("op, kind", WIDE)
+def test_a_row_has_its_bytes_in_any_batch(device, op, kind):
+    """A decode step and a prompt: the kernels for few rows and for many give row 0 the same bytes."""
+    call = CALLS[op](70, kind)
+    rows = first_of(call)
+    whole = device.fetch(device.call(op, sent(device, call)))
+    for M in (1, 9, 17):
+        got = device.fetch(device.call(op, sent(device, call | {rows: call[rows][:M]})))
+        assert_bytes(got, whole[:M], f"{M} rows")
+
+
+@pytest.mark.parametrize("settings", [{"_BLOCKS": 0}, {"_BLOCKS": 1 << 20}, {"_MANY_WARPS": 4}, {"_FEW": 0}], ids=str)
+def test_how_the_work_is_dealt_out_changes_no_byte(device, settings, monkeypatch):
+    call = CALLS["marlin_gemm"](9, "bfloat16")
+    want = device.fetch(device.call("marlin_gemm", sent(device, call)))
+    for name, value in settings.items():
+        monkeypatch.setattr(w4a16, name, value)
+    assert_bytes(device.fetch(device.call("marlin_gemm", sent(device, call))), want)
+
+
+def test_little_shared_memory_deals_chains_out(monkeypatch):
+    """A GPU with 99 KiB a block."""
+    small = EmulatedRuntime()
+    small.shared_memory = lambda: 99 << 10
+    for M in (9, 20):
+        call = CALLS["marlin_gemm"](M, "bfloat16")
+        assert_bytes(Emulated(small).call("marlin_gemm", call), Emulated().call("marlin_gemm", call))
+
+
+@pytest.mark.parametrize("M", [3, 18])
+@pytest.mark.parametrize("op", sorted(CALLS))
+def test_operands_at_any_address(device, op, M):
+    """Where no 16-byte copy may touch them."""
+    call = CALLS[op](M, "float16")
+    want = device.fetch(device.call(op, sent(device, call)))
+    moved = sent(device, call)
+    for name, value in call.items():
+        if isinstance(value, np.ndarray):
+            shift = value.dtype.itemsize
+            moved[name] = device.raw(value.nbytes + shift)[shift:].view(value.dtype).reshape(value.shape)
+            moved[name][...] = device.send(value)
+    assert_bytes(device.fetch(device.call(op, moved)), want)
+
+
+def test_shuffled_weights_take_columns_in_their_order(device):
+    """Activation order sorted beforehand and named row by row: the same product, in another order."""
+    g_idx = RNG.permutation(K).astype(np.int32) // 128
+    q, qzeros, s = RNG.integers(0, 16, (K, N)).astype(np.int32), words(9, N // 8), scales(9, N, "float16")
+    a, perm = draw((5, K), "float16", 1), np.argsort(g_idx, kind="stable").astype(np.int32)
+    plain, shuffled = oracle.gptq_pack(q, bits=4), oracle.gptq_shuffle(oracle.gptq_pack(q, bits=4), perm, bits=4)
+    named = {"a": a, "b_q_weight": plain, "b_gptq_qzeros": qzeros, "b_gptq_scales": s, "b_g_idx": g_idx}
+    ordered = named | {"b_q_weight": shuffled, "b_g_idx": perm, "use_exllama": True}
+    truth = oracle.gptq_gemm(**named)
+    for call in (named, ordered):
+        assert_nmse(device.fetch(device.call("gptq_gemm", sent(device, call))), truth, 2.0**-16)
+
+
+def test_an_order_out_of_range_writes_and_reads_nothing_else(device):
+    """On a GPU the host does not look at an order: rows that are not there are row 0."""
+    if isinstance(device, Emulated):
+        pytest.skip("the host looks: parity/test_gptq_awq.py")
+    x, perm = draw((2, 8), "float16", 1), np.array([0, 1, -5, 99, 4, 5, 6, 7], np.int32)
+    got = device.fetch(device.call("permute_cols", sent(device, {"x": x, "perm": perm})))
+    assert_bytes(got, x[:, [0, 1, 0, 0, 4, 5, 6, 7]])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"b_scales": lambda s: s[:5]}, "5 groups, want a number that divides K = 1152"),
+        ({"b_q_weight": lambda w: w[:, :-1]}, r"b_q_weight\): got shape"),
+        ({"a": lambda a: a.astype(np.float32)}, "float32"),
+        ({"quant_type": lambda q: "uint4"}, "want zero points for a type without a bias"),
+        ({"out": lambda out: np.empty((3, N), np.float32)}, r"marlin_gemm\(out\): got float32"),
+    ],
+    ids=["groups", "words", "dtype", "zeros", "out"],
+)
+def test_refused_calls(device, change, message):
+    call = CALLS["marlin_gemm"](3, "float16")
+    for name, edit in change.items():
+        call[name] = edit(call.get(name))
+    with pytest.raises(ContractError, match=message):
+        device.call("marlin_gemm", sent(device, call))
+
+
+def test_groups_that_no_copy_fits_are_declined():
+    call = CALLS["marlin_gemm"](3, "float16") | {"b_scales": scales(144, N, "float16")}
+    from vtlab.device.marlin_matmul import marlin_gemm
+
+    with runtime.using(EmulatedRuntime()):
+        assert marlin_gemm(**call) is NotImplemented
