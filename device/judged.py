@@ -12,11 +12,17 @@ from vtlab.ops.table import lookup
 
 NORMS = ("nmse", "rel_l2")
 _judged: dict[str, Callable[[Mapping], bool]] = {}
+_coarse: set[str] = set()
 
 
-def judged_by_norm(op: str, when: Callable[[Mapping], bool] = lambda arguments: True) -> None:
-    """Declare, beside its launcher, that the calls of `op` for which `when(arguments)` holds run on tensor cores."""
+def judged_by_norm(op: str, when: Callable[[Mapping], bool] = lambda arguments: True, *, coarse: bool = False) -> None:
+    """Declare, beside its launcher: calls of `op` run on tensor cores if `when(all arguments, defaults included)`.
+
+    coarse : the tensor cores' sums have fewer bits than float32, though more than the result's dtype.
+    """
     _judged[op] = when
+    if coarse:
+        _coarse.add(op)
 
 
 def by_norm(op: str) -> bool:
@@ -24,11 +30,20 @@ def by_norm(op: str) -> bool:
     return op in _judged
 
 
+def is_coarse(op: str) -> bool:
+    """Whether the op's sums on tensor cores have fewer bits than float32."""
+    return op in _coarse
+
+
 def parity_of(op: str, arguments: Mapping) -> Parity:
     """How a call's results are judged; ValueError where the contract has no norm for a kernel that needs one."""
-    if not by_norm(op) or not _judged[op](arguments):
+    if not by_norm(op):
         return Parity("bytes")
-    parity = lookup(op).contract.parity
+    found = lookup(op)
+    defaults = {name: given.default for name, given in found.__signature__.parameters.items()}
+    if not _judged[op](defaults | dict(arguments)):
+        return Parity("bytes")
+    parity = found.contract.parity
     if parity.kind not in NORMS:
         raise ValueError(f"{op}: its kernels are judged by a norm, its contract says {parity.kind}")
     return parity
