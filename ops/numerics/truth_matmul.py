@@ -18,6 +18,7 @@ SUM_BLOCK = 512
 # Few rows, for a decode step has one; with more of them the weights would still be read once.
 ROWS, COLUMNS = 4, 128
 _GROUP = 1 << 16  # elements of a multiplied by one call: with a strip of weights they stay in the second-level cache
+_CACHED = 1 << 17  # float64 weights that are made at a time: they are read again from the second-level cache
 _PIECES = 8  # pieces of work for each thread: enough that none waits long for another
 _thread = threading.local()
 
@@ -48,16 +49,26 @@ def blocked_matmul(a: np.ndarray, b_t: np.ndarray, widen: Callable) -> np.ndarra
     out = np.empty((left.shape[1] * ROWS, strips * COLUMNS))
     tiles = out.reshape(-1, ROWS, strips, COLUMNS)
 
+    parts, _, _, depth = left.shape
+    together = max(1, _CACHED // (COLUMNS * depth))
+    runs = [range(first, min(first + together, parts)) for first in range(0, parts, together)]
+    group = min(left.shape[1], max(1, _GROUP // (ROWS * min(parts, together) * depth)))
+
     def run(piece: range) -> None:
-        weights = _scratch(COLUMNS, left.shape[0] * left.shape[3])
-        right = weights.reshape(COLUMNS, 1, left.shape[0], left.shape[3]).transpose(2, 1, 3, 0)
-        weights[:, length:] = 0
+        products = np.empty((min(parts, together), group, ROWS, COLUMNS))
+        wide = _scratch(COLUMNS, min(parts, together) * depth)
         with np.errstate(all="ignore"):  # a thread starts with NumPy's own settings
             for strip in piece:
-                block = b_t[strip * COLUMNS : (strip + 1) * COLUMNS]
-                weights[: block.shape[0], :length] = widen(block, halfway)
-                weights[block.shape[0] :] = 0
-                _multiply(left, right, tiles[:, :, strip])
+                block, target = b_t[strip * COLUMNS : (strip + 1) * COLUMNS], tiles[:, :, strip]
+                for some in runs:
+                    begin, end = some.start * depth, min(some.stop * depth, length)
+                    weights = wide[:, : len(some) * depth]
+                    if block.shape[0] < COLUMNS or end - begin < weights.shape[1]:
+                        weights[block.shape[0] :] = 0
+                        weights[:, end - begin :] = 0
+                    weights[: block.shape[0], : end - begin] = widen(block[:, begin:end], halfway)
+                    right = weights.reshape(COLUMNS, 1, len(some), depth).transpose(2, 1, 3, 0)
+                    _multiply(left[some.start : some.stop], right, products[: len(some)], target, some.start > 0)
 
     parallel(run, _cut(strips), work=left.size * columns)
     return out[:rows, :columns]
@@ -88,15 +99,19 @@ def _row_tiles(a: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(tiles, ROWS, parts, depth).transpose(2, 0, 1, 3))
 
 
-def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """left [parts, tiles, ROWS, depth] x right [parts, 1, depth, COLUMNS], summed over the parts, into out."""
-    parts, tiles, _, depth = left.shape
-    group = min(tiles, max(1, _GROUP // (ROWS * parts * depth)))
-    products = np.empty((parts, group, ROWS, COLUMNS))
+def _multiply(left: np.ndarray, right: np.ndarray, products: np.ndarray, out: np.ndarray, more: bool) -> None:
+    """left [parts, tiles, ROWS, depth] x right [parts, 1, depth, COLUMNS], summed over the parts, into out, or onto
+    what stands there where there is `more`; `products` [parts, some tiles, ROWS, COLUMNS] is written over."""
+    tiles, group = left.shape[1], products.shape[1]
     for t in range(0, tiles, group):
         total = out[t : t + group]
         some = products[:, : total.shape[0]]
         np.matmul(left[:, t : t + group], right, out=some)
-        total[...] = some[0]
-        for part in some[1:]:
+        if more:
+            total += some[0]
+        elif len(some) > 1:
+            np.add(some[0], some[1], out=total)
+        else:
+            total[...] = some[0]
+        for part in some[1 if more else 2 :]:
             total += part
