@@ -59,6 +59,8 @@ class Captured:
         raise NotCapturable(f"{self!r} is taken for an array of NumPy's")
 
     __array__ = __array_function__ = __setitem__ = __iter__ = __bool__ = __int__ = __float__ = __index__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"captured {self.dtype} {list(self.shape)}"
