@@ -35,8 +35,8 @@ _SIZE, _WIDTH = 64, 128
 """Tokens of a chunk and elements of a head on tensor cores, as in gdn_tiles.cuh."""
 _TILE = 2 * _SIZE * _WIDTH
 _STAGE, _ROWS = 2 * _TILE + _TILE // 2, 16
-_PREPARE = 4 * _TILE + 4 * 16 * 16 * 4 + 3 * 4 * _SIZE
-_OUTPUT = 5 * _TILE + 4 * _SIZE
+_PREPARE = 3 * _TILE + 4 * 16 * 16 * 4 + 3 * 4 * _SIZE
+_OUTPUT = 4 * _TILE + 4 * _SIZE
 _MULTIPROCESSORS = 132  # an H200's, for which work is cut; results do not depend on it
 
 

@@ -3,12 +3,12 @@
 #pragma once
 #include "gdn_tiles.cuh"
 
-extern "C" __global__ void __launch_bounds__(128, 2)
+extern "C" __global__ void __launch_bounds__(128, 3)
     gdn_chunk_o_bf16(i64 heads, i64 k_heads, const void* q, const void* k, const void* v_new,
                      const void* h, const float* gc, const int* starts, const int* before, i64 sequences, float scale,
                      void* out) {
     VT_SHARED(shared);
-    unsigned char *queries = shared, *keys = queries + TILE, *values = keys + TILE, *states = values + TILE;
+    unsigned char *queries = shared, *keys = queries + TILE, *states = keys + TILE, *values = keys;  // one after the other
     float* sums = (float*)(states + 2 * TILE);
     const Chunks chunks = {starts, before, (int)sequences, SIZE};
     int number = (int)(blockIdx.x / heads), head = (int)(blockIdx.x % heads), k_head = head / (int)(heads / k_heads);
@@ -21,11 +21,9 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     copies_close();
     send_rows<ROW>(states, (const char*)h + ((i64)number * heads + head) * WIDTH * WIDTH * 2, WIDTH, WIDTH, 4, WIDTH);
     copies_close();
-    send_rows<ROW>(values, (const char*)v_new + first * WIDTH * 2, heads * WIDTH, piece.length, 4);
-    copies_close();
     int token = threadIdx.x;
     if (token < SIZE) sums[token] = token < piece.length ? gc[first + token * heads] : 0.0f;
-    copies_wait<2>();
+    copies_wait<1>();
     __syncthreads();
 
     float scores[8][4] = {};
@@ -57,6 +55,9 @@ extern "C" __global__ void __launch_bounds__(128, 2)
             }
             p[n][half] = pair<BF16>(x[0], x[1]);
         }
+    __syncthreads();
+    send_rows<ROW>(values, (const char*)v_new + first * WIDTH * 2, heads * WIDTH, piece.length, 4);
+    copies_close();
     copies_wait<1>();
     __syncthreads();
 

@@ -84,23 +84,25 @@ extern "C" __global__ void __launch_bounds__(128, 2)
         const unsigned char *w_tile = walk.stage(c), *k_tile = w_tile + TILE;
         unsigned char* u_tile = walk.stage(c) + 2 * TILE;
 
-        float sum[8][4] = {};
+        unsigned left[8][4];  // S, then what is written, as the left operand; no store stands between loads of the right one
 #pragma unroll
-        for (int d = 0; d < 8; ++d) {
-            unsigned a[4];
+        for (int d = 0; d < 8; ++d)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                a[i] = pair<BF16>(S[2 * d + (i >> 1)][2 * (i & 1)], S[2 * d + (i >> 1)][2 * (i & 1) + 1]);
-                put_pair<ROW>(staged, row + 8 * (i & 1), 2 * d + (i >> 1), a[i]);
+                const float(&x)[4] = S[2 * d + (i >> 1)];
+                left[d][i] = pair<BF16>(x[2 * (i & 1)], x[2 * (i & 1) + 1]);
+                put_pair<ROW>(staged, row + 8 * (i & 1), 2 * d + (i >> 1), left[d][i]);
             }
+        float sum[8][4] = {};
+#pragma unroll
+        for (int d = 0; d < 8; ++d)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 unsigned b[4];
                 fetch_matrices(b, flat<ROW>(w_tile, 16 * i, 2 * d));
-                multiply<BF16>(sum[2 * i], a, b[0], b[1]);
-                multiply<BF16>(sum[2 * i + 1], a, b[2], b[3]);
+                multiply<BF16>(sum[2 * i], left[d], b[0], b[1]);
+                multiply<BF16>(sum[2 * i + 1], left[d], b[2], b[3]);
             }
-        }
         warp_meets();
         i64 place = ((i64)(chunks.place(n) + c) * heads + head) * WIDTH + v0 + 16 * warp;
         write_rows<ROW, 4>((char*)h + place * WIDTH * 2, WIDTH, staged, 0, 16, 0);
@@ -108,31 +110,33 @@ extern "C" __global__ void __launch_bounds__(128, 2)
         const float* fade = walk.fades + (c & 1) * (SIZE + 4);
         float keep = fade[SIZE];
 #pragma unroll
-        for (int d = 0; d < 16; ++d)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) S[d][i] *= keep;
-#pragma unroll
         for (int i = 0; i < 4; ++i) {
-            unsigned from[4], a[4];
+            unsigned from[4];
             fetch_transposed(from, u_tile + swizzled<8>(16 * i + (lane >> 4) * 8 + (lane & 7), own + (lane >> 3 & 1)));
 #pragma unroll
             for (int j = 0; j < 4; ++j) {  // tokens 16 i + 8 (j / 2) + column, rows g and g + 8 of S for j even and odd
-                float(&x)[4] = sum[2 * i + (j >> 1)];
+                const float(&x)[4] = sum[2 * i + (j >> 1)];
                 float low = widen_bf16(from[j] & 0xffffu) - x[2 * (j & 1)];
                 float high = widen_bf16(from[j] >> 16) - x[2 * (j & 1) + 1];
                 unsigned turned = transposed(pair<BF16>(low, high));
                 put_pair<8>(u_tile, 16 * i + 8 * (j >> 1) + row, own + (j & 1), turned);
                 const float* f = fade + 16 * i + 8 * (j >> 1) + column;
-                a[j] = pair<BF16>(low * f[0], high * f[1]);
+                left[i][j] = pair<BF16>(low * f[0], high * f[1]);
             }
+        }
+#pragma unroll
+        for (int d = 0; d < 16; ++d)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) S[d][i] *= keep;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int d = 0; d < 8; ++d) {
                 unsigned b[4];
                 fetch_transposed(b, tall<ROW>(k_tile, 16 * i, 2 * d));
-                multiply<BF16>(S[2 * d], a, b[0], b[1]);
-                multiply<BF16>(S[2 * d + 1], a, b[2], b[3]);
+                multiply<BF16>(S[2 * d], left[i], b[0], b[1]);
+                multiply<BF16>(S[2 * d + 1], left[i], b[2], b[3]);
             }
-        }
         warp_meets();
         char* to = (char*)v_new + (offset + (i64)c * SIZE * heads * WIDTH) * 2;
         write_rows<8, 1>(to, heads * WIDTH, u_tile, 0, walk.rows(c), own);

@@ -95,8 +95,8 @@ VT_FN void scale_rows(unsigned char* tile, const float* first, const float* seco
     }
 }
 
-// out = X tile, 32 columns a warp, by way of `stage`.
-VT_FN void times_rows(void* out, i64 step, int rows, const Square& X, const unsigned char* tile, unsigned char* stage) {
+// out = X tile, 32 columns a warp, by way of the tile's own.
+VT_FN void times_rows(void* out, i64 step, int rows, const Square& X, unsigned char* tile) {
     int lane = lane_of(), first = warp_of() * 4;
     float sum[4][4][4] = {};
 #pragma unroll
@@ -112,26 +112,26 @@ VT_FN void times_rows(void* out, i64 step, int rows, const Square& X, const unsi
             for (int n = 0; n < 4; ++n) multiply<BF16>(sum[m][n], a, b[n / 2][2 * (n & 1)], b[n / 2][2 * (n & 1) + 1]);
         }
     }
-    warp_meets();  // what was written out of the stage before is read
+    warp_meets();
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                put_pair<ROW>(stage, 16 * m + 8 * half + (lane >> 2), first + n,
+                put_pair<ROW>(tile, 16 * m + 8 * half + (lane >> 2), first + n,
                               pair<BF16>(sum[m][n][2 * half], sum[m][n][2 * half + 1]));
     warp_meets();
-    write_rows<ROW, 2>(out, step, stage, 0, rows, first);
+    write_rows<ROW, 2>(out, step, tile, 0, rows, first);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3)
+extern "C" __global__ void __launch_bounds__(128, 4)
     gdn_prepare(i64 heads, i64 k_heads, const void* k, const void* v, const float* g,
                 const float* beta, const int* starts, i64 sequences, float* gc, void* w, void* u) {
     VT_SHARED(shared);
-    unsigned char *keys = shared, *values = keys + TILE, *stage = values + TILE;
-    const Square A = {stage, stage + HALF}, X = {stage + 2 * HALF, stage + 3 * HALF};
-    float *diagonal = (float*)(stage + 4 * HALF), *sums = diagonal + 4 * 256;
+    unsigned char *keys = shared, *values = keys + TILE, *inverse = values + TILE;
+    const Square A = {values, values + HALF}, X = {inverse, inverse + HALF};  // v comes when A has gone
+    float *diagonal = (float*)(inverse + 2 * HALF), *sums = diagonal + 4 * 256;
     float *strength = sums + SIZE, *decay = strength + SIZE;
     const Chunks chunks = {starts, nullptr, (int)sequences, SIZE};
     const Piece piece = chunks.at((int)(blockIdx.x / heads));
@@ -140,8 +140,6 @@ extern "C" __global__ void __launch_bounds__(128, 3)
     int thread = threadIdx.x, lane = lane_of(), warp = warp_of(), row = lane >> 2, column = (lane & 3) * 2;
     i64 first = (i64)piece.first * heads + head, k_first = (i64)piece.first * k_heads + k_head;
     send_rows<ROW>(keys, (const char*)k + k_first * WIDTH * 2, k_heads * WIDTH, piece.length, 4);
-    copies_close();
-    send_rows<ROW>(values, (const char*)v + first * WIDTH * 2, heads * WIDTH, piece.length, 4);
     copies_close();
     if (thread < SIZE) {
         bool there = thread < piece.length;
@@ -154,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(128, 3)
 #pragma unroll 16
         for (int i = 0; i < SIZE; ++i) sums[i] = total += sums[i];
     }
-    copies_wait<1>();
+    copies_wait<0>();
     __syncthreads();
     if (thread < piece.length) gc[first + thread * heads] = sums[thread];
     if (thread < SIZE) decay[thread] = faded(sums[thread]);
@@ -188,16 +186,20 @@ extern "C" __global__ void __launch_bounds__(128, 3)
             A.put(i, n, x[0], x[1]);
         }
     }
-    copies_wait<0>();
     __syncthreads();
     invert_block(diagonal + warp * 256, X, 16 * warp);
     scale_rows(keys, strength, decay);
-    scale_rows(values, strength, nullptr);
     __syncthreads();
     below<1>(A, X, 16 + 32 * (warp >> 1), 32 * (warp >> 1), warp & 1);
     __syncthreads();
     below<2>(A, X, 32, 0, warp);
     __syncthreads();
-    times_rows((char*)w + first * WIDTH * 2, heads * WIDTH, piece.length, X, keys, stage);
-    times_rows((char*)u + first * WIDTH * 2, heads * WIDTH, piece.length, X, values, stage);
+    send_rows<ROW>(values, (const char*)v + first * WIDTH * 2, heads * WIDTH, piece.length, 4);
+    copies_close();
+    times_rows((char*)w + first * WIDTH * 2, heads * WIDTH, piece.length, X, keys);
+    copies_wait<0>();
+    __syncthreads();
+    scale_rows(values, strength, nullptr);
+    __syncthreads();
+    times_rows((char*)u + first * WIDTH * 2, heads * WIDTH, piece.length, X, values);
 }
