@@ -34,7 +34,7 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _SIZE, _WIDTH = 64, 128
 """Tokens of a chunk and elements of a head on tensor cores, as in gdn_tiles.cuh."""
 _TILE = 2 * _SIZE * _WIDTH
-_STAGE, _ROWS = 2 * _TILE + _TILE // 2, 16
+_STAGE, _TOP = 2 * _TILE + _TILE // 2, 64
 _PREPARE = 3 * _TILE + 4 * 16 * 16 * 4 + 3 * 4 * _SIZE
 _OUTPUT = 4 * _TILE + 4 * _SIZE
 _MULTIPROCESSORS = 132  # an H200's, for which work is cut; results do not depend on it
@@ -89,13 +89,12 @@ def _run_states(op, cores, form, k, w, u, gc, state, starts, before, size, h, v_
         shared = 4 * (2 * k_width + fits(op, size))
         start(op, FAMILY, "gdn_delta_h_any", sequences * heads * width, (THREADS, 1), args, shared)
         return
-    warps = 4 if sequences * heads * 4 > _MULTIPROCESSORS else 2
-    blocks = sequences * heads * (_WIDTH // (_ROWS * warps))
-    rest = warps * _ROWS * 2 * _WIDTH + 2 * 4 * (_SIZE + 4)
+    blocks = sequences * heads * (_WIDTH // _TOP)
+    rest = _TOP * 2 * _WIDTH + 2 * 4 * (_SIZE + 4)
     deep = blocks <= _MULTIPROCESSORS and 3 * _STAGE + rest <= current().shared_memory()
     stages = 3 if deep else 2
     args = [heads, k_heads, k, w, u, gc, state, starts, before, sequences, stages, h, v_new]
-    start(op, FAMILY, "gdn_delta_h_bf16", blocks, (32 * warps, 1), args, stages * _STAGE + rest)
+    start(op, FAMILY, "gdn_delta_h_bf16", blocks, (THREADS, 1), args, stages * _STAGE + rest)
 
 
 def _run_outputs(op, cores, form, q, k, v_new, h, gc, starts, before, chunks, scale, size, out) -> None:
@@ -107,7 +106,7 @@ def _run_outputs(op, cores, form, q, k, v_new, h, gc, starts, before, chunks, sc
         start(op, FAMILY, "gdn_chunk_o_any", tokens * heads, (THREADS, 1), args, 4 * fits(op, size))
         return
     args = [heads, k_heads, q, k, v_new, h, gc, starts, before, sequences, np.float32(scale), out]
-    start(op, FAMILY, "gdn_chunk_o_bf16", chunks * heads, (4 * 32, 1), args, _OUTPUT)
+    start(op, FAMILY, "gdn_chunk_o_bf16", chunks * heads, (THREADS, 1), args, _OUTPUT)
 
 
 @providers.provider("gdn_chunk_layout", "cuda", PROVIDER)
@@ -164,7 +163,7 @@ def gdn_chunk_prefill(q, k, v, g, beta, state, query_start_loc, *, scale, chunk_
     gc, w, u, h, A, Ai = _parts("gdn_chunks", *sizes, 4 * square, item * square)
     if cores:
         args = [heads, k_heads, k, v, g, beta, starts, sequences, gc, w, u]
-        start(op, FAMILY, "gdn_prepare", chunks * heads, (4 * 32, 1), args, _PREPARE)
+        start(op, FAMILY, "gdn_prepare", chunks * heads, (THREADS, 1), args, _PREPARE)
     else:
         run_cumsum(op, g, starts, size, gc)
         run_kkt(op, k, beta, gc, starts, size, A)

@@ -75,9 +75,9 @@ def test_a_prompt_resumes_at_the_end_of_a_chunk(device, form):
     assert_bytes(last, states)
 
 
-@pytest.mark.parametrize("multiprocessors", [0, 4, 1 << 20])
+@pytest.mark.parametrize("multiprocessors", [0, 1 << 20])
 def test_how_work_is_cut_changes_no_byte(device, multiprocessors, monkeypatch):
-    """Two warps a block or four, two stages or three."""
+    """Two stages or three."""
     call = prompt(CORES, 130)
     want = run(device, call)
     monkeypatch.setattr(gdn_chunk_states, "_MULTIPROCESSORS", multiprocessors)

@@ -3,7 +3,7 @@
 #pragma once
 #include "gdn_tiles.cuh"
 
-extern "C" __global__ void __launch_bounds__(128, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     gdn_chunk_o_bf16(i64 heads, i64 k_heads, const void* q, const void* k, const void* v_new,
                      const void* h, const float* gc, const int* starts, const int* before, i64 sequences, float scale,
                      void* out) {
@@ -16,10 +16,11 @@ extern "C" __global__ void __launch_bounds__(128, 3)
     if (piece.length <= 0) return;
     int lane = lane_of(), warp = warp_of(), row = lane >> 2, column = (lane & 3) * 2;
     i64 first = (i64)piece.first * heads + head, k_first = (i64)piece.first * k_heads + k_head;
-    send_rows<ROW>(queries, (const char*)q + k_first * WIDTH * 2, k_heads * WIDTH, piece.length, 4);
-    send_rows<ROW>(keys, (const char*)k + k_first * WIDTH * 2, k_heads * WIDTH, piece.length, 4);
+    send_rows<ROW>(queries, (const char*)q + k_first * WIDTH * 2, k_heads * WIDTH, piece.length);
+    send_rows<ROW>(keys, (const char*)k + k_first * WIDTH * 2, k_heads * WIDTH, piece.length);
     copies_close();
-    send_rows<ROW>(states, (const char*)h + ((i64)number * heads + head) * WIDTH * WIDTH * 2, WIDTH, WIDTH, 4, WIDTH);
+    const char* own = (const char*)h + ((i64)number * heads + head) * WIDTH * WIDTH * 2;
+    send_rows<ROW, WIDTH>(states, own, WIDTH, WIDTH);
     copies_close();
     int token = threadIdx.x;
     if (token < SIZE) sums[token] = token < piece.length ? gc[first + token * heads] : 0.0f;
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(128, 3)
             p[n][half] = pair<BF16>(x[0], x[1]);
         }
     __syncthreads();
-    send_rows<ROW>(values, (const char*)v_new + first * WIDTH * 2, heads * WIDTH, piece.length, 4);
+    send_rows<ROW>(values, (const char*)v_new + first * WIDTH * 2, heads * WIDTH, piece.length);
     copies_close();
     copies_wait<1>();
     __syncthreads();
@@ -100,6 +101,5 @@ extern "C" __global__ void __launch_bounds__(128, 3)
             put_pair<ROW>(queries, i0 + 8 * half, n,
                           pair<BF16>(sum[n][2 * half] * scale, sum[n][2 * half + 1] * scale));
     warp_meets();
-    int rows = piece.length - 16 * warp;
-    write_rows<ROW, 4>((char*)out + first * WIDTH * 2, heads * WIDTH, queries, 16 * warp, rows < 16 ? rows : 16, 0);
+    write_rows<ROW, ROW, 16>((char*)out + first * WIDTH * 2, heads * WIDTH, queries, 16 * warp, piece.length, 0);
 }

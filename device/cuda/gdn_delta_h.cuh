@@ -1,11 +1,13 @@
-// The states between chunks. A block a sequence, head and 16 rows of S for each of its warps, whose S stays in
+// The states between chunks. A block a sequence, head and 64 rows of S, 16 for each of its warps, whose S stays in
 // registers as the sums of a product from the first chunk to the last: rounded, it is at once the left operand of
 // v_new^T = u^T - h w^T, whose sums, decayed and rounded, are the left operand of S += v_new^T k. The next chunks' w, k
 // and u are on their way meanwhile, into a ring of stages.
 #pragma once
 #include "gdn_tiles.cuh"
 
-#define STAGE (2 * TILE + TILE / 2)  // w, k, and as much of u as four warps need
+#define TOP 64                       // rows of S a block
+#define OWN (TOP / 8)                // vectors of them in a row of u
+#define STAGE (2 * TILE + TILE / 2)  // w, k, and these columns of u
 
 struct Walk {
     const unsigned char *k, *w, *u;
@@ -13,7 +15,7 @@ struct Walk {
     unsigned char* ring;
     float* fades;  // [2][SIZE + 4]: exp(gc_last - gc), then exp(gc_last), of this chunk and of the next
     i64 k_step, step, gc_step;
-    int chunks, length, stages, log;
+    int chunks, length, stages;
 
     VT_MEMBER int rows(int c) const { return length - c * SIZE < SIZE ? length - c * SIZE : SIZE; }
     VT_MEMBER unsigned char* stage(int c) const { return ring + c % stages * STAGE; }
@@ -21,9 +23,9 @@ struct Walk {
     VT_MEMBER void send(int c) const {
         if (c < chunks) {
             i64 first = (i64)c * SIZE;
-            send_rows<ROW>(stage(c), w + first * step * 2, step, rows(c), 4);
-            send_rows<ROW>(stage(c) + TILE, k + first * k_step * 2, k_step, rows(c), 4);
-            send_rows<8>(stage(c) + 2 * TILE, u + first * step * 2, step, rows(c), log);
+            send_rows<ROW>(stage(c), w + first * step * 2, step, rows(c));
+            send_rows<ROW>(stage(c) + TILE, k + first * k_step * 2, k_step, rows(c));
+            send_rows<OWN>(stage(c) + 2 * TILE, u + first * step * 2, step, rows(c));
         }
         copies_close();
     }
@@ -45,22 +47,21 @@ struct Walk {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(128, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gdn_delta_h_bf16(i64 heads, i64 k_heads, const void* k, const void* w, const void* u, const float* gc,
                      float* state, const int* starts, const int* before, i64 sequences, i64 stages, void* h,
                      void* v_new) {
     VT_SHARED(shared);
     const Chunks chunks = {starts, before, (int)sequences, SIZE};
-    int warps = blockDim.x / 32, tiles = WIDTH / (16 * warps), at = blockIdx.x;
-    int tile = at % tiles, head = at / tiles % (int)heads, n = at / tiles / (int)heads;
+    int tile = blockIdx.x % (WIDTH / TOP), at = blockIdx.x / (WIDTH / TOP), head = at % (int)heads, n = at / (int)heads;
     int lane = lane_of(), warp = warp_of(), own = warp * 2;  // the first vector of the warp's columns of u
-    int v0 = tile * 16 * warps, row = lane >> 2, column = (lane & 3) * 2;
+    int v0 = tile * TOP, row = lane >> 2, column = (lane & 3) * 2;
     i64 first = (i64)chunks.begin(n), offset = (first * heads + head) * WIDTH + v0;
     Walk walk = {(const unsigned char*)k + (first * k_heads + head / (heads / k_heads)) * WIDTH * 2,
                  (const unsigned char*)w + (offset - v0) * 2, (const unsigned char*)u + offset * 2,
-                 gc + first * heads + head, shared, (float*)(shared + stages * STAGE + warps * 16 * ROW * 16),
+                 gc + first * heads + head, shared, (float*)(shared + stages * STAGE + TOP * ROW * 16),
                  k_heads * WIDTH, heads * WIDTH, heads,
-                 chunks.count(n), chunks.length(n), (int)stages, warps == 4 ? 3 : 2};
+                 chunks.count(n), chunks.length(n), (int)stages};
     if (walk.chunks == 0) return;
     unsigned char* staged = shared + stages * STAGE + warp * 16 * ROW * 16;  // the warp's rows of h
     float own_sum, last_sum;
@@ -105,21 +106,21 @@ extern "C" __global__ void __launch_bounds__(128, 2)
             }
         warp_meets();
         i64 place = ((i64)(chunks.place(n) + c) * heads + head) * WIDTH + v0 + 16 * warp;
-        write_rows<ROW, 4>((char*)h + place * WIDTH * 2, WIDTH, staged, 0, 16, 0);
+        write_rows<ROW, ROW, 16>((char*)h + place * WIDTH * 2, WIDTH, staged, 0, 16, 0);
 
         const float* fade = walk.fades + (c & 1) * (SIZE + 4);
         float keep = fade[SIZE];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             unsigned from[4];
-            fetch_transposed(from, u_tile + swizzled<8>(16 * i + (lane >> 4) * 8 + (lane & 7), own + (lane >> 3 & 1)));
+            fetch_transposed(from, u_tile + swizzled<OWN>(16 * i + (lane >> 4) * 8 + (lane & 7), own + (lane >> 3 & 1)));
 #pragma unroll
             for (int j = 0; j < 4; ++j) {  // tokens 16 i + 8 (j / 2) + column, rows g and g + 8 of S for j even and odd
                 const float(&x)[4] = sum[2 * i + (j >> 1)];
                 float low = widen_bf16(from[j] & 0xffffu) - x[2 * (j & 1)];
                 float high = widen_bf16(from[j] >> 16) - x[2 * (j & 1) + 1];
                 unsigned turned = transposed(pair<BF16>(low, high));
-                put_pair<8>(u_tile, 16 * i + 8 * (j >> 1) + row, own + (j & 1), turned);
+                put_pair<OWN>(u_tile, 16 * i + 8 * (j >> 1) + row, own + (j & 1), turned);
                 const float* f = fade + 16 * i + 8 * (j >> 1) + column;
                 left[i][j] = pair<BF16>(low * f[0], high * f[1]);
             }
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(128, 2)
             }
         warp_meets();
         char* to = (char*)v_new + (offset + (i64)c * SIZE * heads * WIDTH) * 2;
-        write_rows<8, 1>(to, heads * WIDTH, u_tile, 0, walk.rows(c), own);
+        write_rows<OWN, 2, SIZE>(to, heads * WIDTH, u_tile, 0, walk.rows(c), own);
         walk.put_fades(c + 1, own_sum, last_sum);
     }
 #pragma unroll

@@ -81,9 +81,10 @@ VT_FN void invert_block(const float* turned, const Square& X, int first) {
 
 // Rows of a tile times a factor or two each, rounded.
 VT_FN void scale_rows(unsigned char* tile, const float* first, const float* second) {
-    for (int i = threadIdx.x; i < SIZE * ROW; i += blockDim.x) {
-        int row = i / ROW;
-        unsigned char* at = tile + swizzled<ROW>(row, i % ROW);
+    int top = threadIdx.x / ROW;
+    unsigned char* at = tile + swizzled<ROW>(top, threadIdx.x % ROW);
+#pragma unroll
+    for (int row = top; row < SIZE; row += THREADS / ROW, at += THREADS * 16) {
         float x[8];
         load(x, at, 0, BF16);
 #pragma unroll
@@ -122,10 +123,10 @@ VT_FN void times_rows(void* out, i64 step, int rows, const Square& X, unsigned c
                 put_pair<ROW>(tile, 16 * m + 8 * half + (lane >> 2), first + n,
                               pair<BF16>(sum[m][n][2 * half], sum[m][n][2 * half + 1]));
     warp_meets();
-    write_rows<ROW, 2>(out, step, tile, 0, rows, first);
+    write_rows<ROW, 4, SIZE>(out, step, tile, 0, rows, first);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     gdn_prepare(i64 heads, i64 k_heads, const void* k, const void* v, const float* g,
                 const float* beta, const int* starts, i64 sequences, float* gc, void* w, void* u) {
     VT_SHARED(shared);
@@ -139,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     int head = (int)(blockIdx.x % heads), k_head = head / (int)(heads / k_heads);
     int thread = threadIdx.x, lane = lane_of(), warp = warp_of(), row = lane >> 2, column = (lane & 3) * 2;
     i64 first = (i64)piece.first * heads + head, k_first = (i64)piece.first * k_heads + k_head;
-    send_rows<ROW>(keys, (const char*)k + k_first * WIDTH * 2, k_heads * WIDTH, piece.length, 4);
+    send_rows<ROW>(keys, (const char*)k + k_first * WIDTH * 2, k_heads * WIDTH, piece.length);
     copies_close();
     if (thread < SIZE) {
         bool there = thread < piece.length;
@@ -194,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     __syncthreads();
     below<2>(A, X, 32, 0, warp);
     __syncthreads();
-    send_rows<ROW>(values, (const char*)v + first * WIDTH * 2, heads * WIDTH, piece.length, 4);
+    send_rows<ROW>(values, (const char*)v + first * WIDTH * 2, heads * WIDTH, piece.length);
     copies_close();
     times_rows((char*)w + first * WIDTH * 2, heads * WIDTH, piece.length, X, keys);
     copies_wait<0>();
