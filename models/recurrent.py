@@ -24,11 +24,11 @@ F32 = np.dtype(np.float32)
 def convolved(step: Step, index: int, x, layer: Layer):
     """silu(conv(x)) of [T, channels], whose rows may be strided, along each request from its slot's last inputs."""
     batch, cache, bias = step.batch, step.caches[index].conv, layer.get("conv_bias")
-    out = step.rows("convolved", x.shape[1])
+    weight, out = layer.conv.weight.reshape(x.shape[1], -1), step.rows("convolved", x.shape[1])
     if batch.decoding:
-        return ops.causal_conv1d_update(x, layer.conv.weight, cache, bias, batch.state_slots, rounding="vllm", out=out)
+        return ops.causal_conv1d_update(x, weight, cache, bias, batch.state_slots, rounding="vllm", out=out)
     return ops.causal_conv1d_fwd(
-        x, layer.conv.weight, cache, batch.query_start_loc, batch.begun, bias, batch.state_slots,
+        x, weight, cache, batch.query_start_loc, batch.begun, bias, batch.state_slots,
         rounding="vllm", out=out,
     )  # fmt: skip
 

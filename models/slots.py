@@ -68,8 +68,8 @@ def layer_norm(target: str, hf: str, size: int) -> Iterator[Slot]:
 
 
 def filters(target: str, hf: str, channels: int, taps: int, dtype: str | None = None) -> Slot:
-    """The filters of a convolution of each channel by itself, [channels, 1, taps] in a file, a row for each kept."""
-    return Slot(target, f"{hf}.weight", None, (channels, 1, taps), from_hf=lambda data: data[:, 0], dtype=dtype)
+    """The filters of a convolution of each channel by itself, [channels, 1, taps]."""
+    return Slot(target, f"{hf}.weight", None, (channels, 1, taps), dtype=dtype)
 
 
 def constant(target: str, values: np.ndarray) -> Slot:

@@ -71,6 +71,8 @@ _PROMISED = {
         "KV-QUANT": """reshape_and_cache_fp8 dequantize_kv_fp8 reshape_and_cache_per_token_head dequantize_kv_heads rht
             reshape_and_cache_int4 dequantize_kv_int4 concat_and_cache_ds_mla dequantize_ds_mla
             indexer_k_quant_and_cache cp_gather_indexer_k_quant_cache reshape_and_cache_nvfp4""",
+        "MOE-ROUTING": "moe_router_topk moe_sum",
+        "MOE-UNQUANTIZED": "moe_grouped_gemm",
         "QUANT-CIQ-IQUANT": """quantize_row_q8_0 quantize_row_q8_1 quantize_row_q8_k vec_dot matmul_bt_quant
             embedding_quant repack_q8_0x4""",
         "ROPE-QKNORM": """rope_neox rope_cos_sin_cache rope_from_cache rope_build_cache attn_qk_norm_rope_gate

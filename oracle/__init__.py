@@ -74,6 +74,8 @@ from .marlin import (
 from .marlin_fp4 import mxfp4_marlin_process_scales, nvfp4_marlin_process_global_scale, nvfp4_marlin_process_scales
 from .marlin_matmul import marlin_act_int8_process_scales, marlin_gemm, marlin_int4_fp8_preprocess
 from .matmul import batched_matmul, matmul, matmul_bt
+from .moe import moe_grouped_gemm
+from .moe_routing import moe_router_topk, moe_sum
 from .mxfp4 import (
     fused_quantize_mx,
     fused_quantize_nv,
@@ -250,7 +252,10 @@ __all__ = [
     "matmul_mxf4_bf16_tn",
     "matmul_nvfp4",
     "merge_attn_states",
+    "moe_grouped_gemm",
+    "moe_router_topk",
     "moe_silu_mul",
+    "moe_sum",
     "mul_col_vec_f32",
     "mul_scalar",
     "mxfp4_marlin_process_scales",

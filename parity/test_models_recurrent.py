@@ -15,18 +15,19 @@ from vtlab.models.engine import Engine
 from vtlab.models.sampling_params import SamplingParams
 from vtlab.ops.errors import ContractError, FormatError
 
+from . import kimi_forward
 from .generating_tiny import RECURRENT, tiny_model
 from .goldens import list_goldens, token_golden
-from .tokens import token_gate
+from .tokens import teacher_forced, token_gate
 
 STREAMS = {entry.name for entry in list_goldens() if entry.kind == "tokens"}
 GREEDY = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2)
 
 
 def some_of(golden: dict) -> dict:
-    """A part that takes a moment: the prompts of 1 and of 33 ids, 16 tokens after each."""
+    """A part that takes a moment: the prompts of 1 and of 33 ids, ten tokens after each."""
     chosen = [index for index, prompt in enumerate(golden["prompts"]) if len(prompt["ids"]) in (1, 33)]
-    cut = lambda output: {key: values[:16] for key, values in output.items()}
+    cut = lambda output: {key: values[:10] for key, values in output.items()}
     outputs = [cut(golden["outputs"][index]) for index in chosen]
     return {**golden, "prompts": [golden["prompts"][index] for index in chosen], "outputs": outputs}
 
@@ -152,7 +153,11 @@ def inner(name: str, **changes) -> dict:
     ("mamba", "use_bias", True), ("mamba", "use_conv_bias", False), ("mamba", "state_size", 0),
     ("mamba", "hidden_act", "gelu"), ("mamba", "time_step_rank", 1.5), ("mamba", "num_hidden_layers", "3"),
     ("mamba2", "n_groups", 3), ("mamba2", "num_heads", 5), ("mamba2", "rms_norm", False),
-    ("mamba2", "norm_before_gate", "no"),
+    ("mamba2", "norm_before_gate", "no"), ("qwen3_5_moe", "num_experts_per_tok", 9),
+    ("qwen3_5_moe", "moe_intermediate_size", 0), ("qwen3_next", "mlp_only_layers", [1]),
+    ("qwen3_next", "decoder_sparse_step", 2), ("kimi_linear", "mla_use_nope", False),
+    ("kimi_linear", "q_lora_rank", 8), ("kimi_linear", "v_head_dim", 128), ("kimi_linear", "num_experts_per_token", 5),
+    ("kimi_linear", "moe_layer_freq", 2), ("kimi_linear", "moe_router_activation_func", "tanh"),
 ])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(name, field, value):
     with pytest.raises(FormatError) as error:
@@ -174,8 +179,8 @@ WRONGS = {
     ),
     "queries not scaled": ("qwen3_5", "gated_delta", "vectors[1] ** -0.5", "1.0"),
     "states that stay where they were": ("mamba", "carried", "ops.gdn_state_scatter(cache", "(lambda *_: 0)(cache"),
-    "a convolution that forgets": ("mamba2", "convolved", "layer.conv.weight, cache, bias, batch.state",
-                                   "layer.conv.weight, cache * 0, bias, batch.state"),
+    "a convolution that forgets": ("mamba2", "convolved", "x, weight, cache, bias, batch.state",
+                                   "x, weight, cache * 0, bias, batch.state"),
 }  # fmt: skip
 
 
@@ -198,3 +203,26 @@ def test_a_wrong_in_a_block_is_noticed(wrong, monkeypatch):
         if hasattr(module, block):
             monkeypatch.setattr(module, block, found[block])
     assert alone(name, text) != want
+
+
+def test_kimi_linear_equals_a_forward_in_float64():
+    """No library runs it here. As in test_models_forward: some twenty stored results a layer, each rounded once."""
+    model, text = tiny_model("kimi_linear"), prompts(21)[0]
+    want = kimi_forward.logits(tiny.CHECKPOINTS["kimi_linear"], tiny.tensors("kimi_linear"), text)
+    got = teacher_forced(model, text[:1], [*text[1:], 0])
+    assert np.linalg.norm(got - want) <= 24 * len(model.config.layers) * 2.0**-24 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear"])
+def test_experts_have_the_checkpoints_rows(name):
+    """Each expert's matrix is that of its name in the file, gate before up."""
+    layer, tensors = tiny_model(name).weights.layers[1], tiny.tensors(name)
+    at, (gate, down) = (
+        ("mlp", ("gate_proj", "down_proj")) if name == "qwen3_next" else ("block_sparse_moe", ("w1", "w2"))
+    )
+    for expert in (0, 5):
+        file = f"model.layers.1.{at}.experts.{expert}."
+        up = layer.experts_up.weight.reshape(8, 2, 32, 64)[expert]
+        assert up[0].tobytes() == tensors[f"{file}{gate}.weight"].tobytes() != up[1].tobytes()
+        got = layer.experts_down.weight.reshape(8, 64, 32)[expert]
+        assert got.tobytes() == tensors[f"{file}{down}.weight"].tobytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .recipe import PRE_NORMS, TOKENS, Recipe, Shapes, norms
+from .recipe import PRE_NORMS, PROJECTIONS, TOKENS, Recipe, Shapes, norms
 from .recurrent import Recurrent
 
 _SIZES = {
@@ -112,6 +112,8 @@ def _wrapped(kind: str, architecture: str, more: Mapping) -> dict:
 
 
 _VALUES = {"final_norm": 4.0, "qk_norm": 1.5, "zero_centered": True}
+# Routers that are sure of their first choices: an expert that rounding exchanges for another has little weight.
+_SURE = {**_VALUES, "final_norm": 2.0, "gains": PROJECTIONS | {"gate": 3.0}}
 
 RECIPES: dict[str, Recipe] = {
     # Two value heads to a key head, a quarter of each attending head turned.
@@ -119,4 +121,14 @@ RECIPES: dict[str, Recipe] = {
         _wrapped("qwen3_5", "Qwen3_5ForConditionalGeneration", {}), _shapes,
         final_norm_name="model.language_model.norm.weight", **_VALUES,
     ),
+    "qwen3_5_moe": Recurrent(
+        _wrapped("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", _EXPERTS), _shapes,
+        final_norm_name="model.language_model.norm.weight", **_SURE,
+    ),
+    # q, k, v and z of a key head together, and an expert in a tensor of its own.
+    "qwen3_next": Recurrent({
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", **_SIZES, **TOKENS, **_EXPERTS,
+        "tie_word_embeddings": False, "partial_rotary_factor": 0.25, "rope_theta": 10000.0, "decoder_sparse_step": 1,
+        "norm_topk_prob": True, "mlp_only_layers": [], "full_attention_interval": 3,
+    }, _shapes, **_SURE),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .recipe import PRE_NORMS, TOKENS, Recipe, Shapes, norms
+from .recipe import PRE_NORMS, PROJECTIONS, TOKENS, Recipe, Shapes, norms
 
 
 @dataclass(frozen=True)
@@ -144,4 +144,18 @@ RECIPES: dict[str, Recipe] = {
         "state_size": 16, "n_groups": 1, "chunk_size": 16, "rms_norm": True, "norm_before_gate": False,
         "tie_word_embeddings": False,
     }, _mamba2, final_norm=4.0, final_norm_name="backbone.norm_f.weight", plain_norm="none"),
+    # KDA, KDA, latent attention without rope, KDA; a dense layer, then experts in two groups of which one is kept.
+    "kimi_linear": Recurrent({
+        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", **TOKENS, "hidden_size": 64,
+        "vocab_size": 512, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "head_dim": 32, "intermediate_size": 96, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": None, "tie_word_embeddings": False, "model_max_length": 512, "q_lora_rank": None,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32, "mla_use_nope": True,
+        "num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 32,
+        "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "routed_scaling_factor": 2.446,
+        "first_k_dense_replace": 1, "moe_layer_freq": 1, "use_grouped_topk": True, "num_expert_group": 2,
+        "topk_group": 1, "num_nextn_predict_layers": 0,
+        "linear_attn_config": {"kda_layers": [1, 2, 4], "full_attn_layers": [3], "num_heads": 2, "head_dim": 32,
+                               "short_conv_kernel_size": 4},
+    }, _kimi, final_norm=2.0, plain_norm="none", gains=PROJECTIONS | {"gate": 3.0}),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from .gemma3 import Gemma3
 from .gemma4 import Gemma4
 from .glm4 import Glm4
 from .granite import Granite
+from .kimi_linear import KimiLinear
 from .llama import Llama
 from .mamba import Mamba
 from .mamba2 import Mamba2
@@ -21,10 +22,11 @@ from .phi3 import Phi3
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 from .qwen3_5 import Qwen35
+from .qwen3_5_moe import Qwen3Next, Qwen35Moe
 
 _ALL: tuple[Family, ...] = (
-    Gemma(), Gemma2(), Gemma3(), Gemma4(), Glm4(), Granite(), Llama(), Mamba(), Mamba2(), Mistral(), Olmo2(), Olmo3(),
-    OPT(), Phi3(), Qwen2(), Qwen3(), Qwen35(),
+    Gemma(), Gemma2(), Gemma3(), Gemma4(), Glm4(), Granite(), KimiLinear(), Llama(), Mamba(), Mamba2(), Mistral(),
+    Olmo2(), Olmo3(), OPT(), Phi3(), Qwen2(), Qwen3(), Qwen35(), Qwen35Moe(), Qwen3Next(),
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {family.name: family for family in _ALL}
