@@ -16,13 +16,15 @@ import numpy as np
 from vtlab.ops import rotary
 from vtlab.ops.contract import refuse
 from vtlab.ops.numerics import round_to
+from vtlab.ops.numerics.threads import parallel
 from vtlab.ops.rotary import number
 
 from .rope_rotation import is_section
 
 ROPE_TYPES = ("default", "mrope", "linear", "dynamic", "ntk", "llama3", "yarn", "deepseek_yarn",
               "deepseek_llama_scaling", "longrope", "su", "proportional")  # fmt: skip
-_ROWS = 2048
+_ROWS = 512  # of a piece that one thread fills
+_WORK = 32  # multiply-adds that a cosine costs
 
 
 @dataclass(frozen=True)
@@ -140,16 +142,21 @@ def fill(parts: list[Table], dtype: np.dtype, real: type) -> np.ndarray:
     """The cache of all tables, one under the other, rounded once to `dtype` from `real`."""
     half = parts[0].inv.size
     out = np.empty((sum(part.rows for part in parts), 2 * half), dtype)
-    start = 0
+    pieces, start = [], 0
     for part in parts:
-        for row in range(0, part.rows, _ROWS):
-            stop = min(row + _ROWS, part.rows)
+        pieces += [(part, start, row, min(row + _ROWS, part.rows)) for row in range(0, part.rows, _ROWS)]
+        start += part.rows
+
+    def run(piece: tuple[Table, int, int, int]) -> None:
+        part, start, row, stop = piece
+        with np.errstate(all="ignore"):  # a thread starts with NumPy's own settings
             t = np.arange(row, stop).astype(real) / real(part.divisor)
             angle = (t[:, None] * part.inv).astype(np.float64)
             for column, turn in ((0, np.cos), (half, np.sin)):
                 value = turn(angle).astype(real) * real(part.mscale)
                 out[start + row : start + stop, column : column + half] = round_to(value, dtype)
-        start += part.rows
+
+    parallel(run, pieces, work=out.size * _WORK)
     return out
 
 

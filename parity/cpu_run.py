@@ -48,8 +48,9 @@ def _names(op: str) -> list[str]:
 
 
 def cpu_cases() -> Iterator[DeviceCase]:
-    """The device cases of those ops, but for the calls that the tier declines: codes of float8, weights in Q8_K."""
+    """The device cases of those ops, but for the calls that the tier declines: float8, Q8_K, int8."""
     for case in cases([op for op in cpu_ops() if op in EVERY]):
         arguments = case.arguments()
-        if arguments.get("output_scale") is None and arguments.get("quant_type") != "Q8_K":
+        declined = arguments.get("quant_type") == "Q8_K" or str(arguments.get("quant_dtype")) == "int8"
+        if arguments.get("output_scale") is None and not declined:
             yield case

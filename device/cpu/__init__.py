@@ -5,8 +5,23 @@ Numba is imported at the first call of such an op; what was compiled is kept in 
 
 from __future__ import annotations
 
-from . import attention, elementwise, ggml, kv_cache, logits, matmul, norm, recurrent, replay, rope, splits
+from . import (
+    attention,
+    elementwise,
+    ggml,
+    kv_cache,
+    logits,
+    matmul,
+    norm,
+    qk_norm,
+    quant,
+    recurrent,
+    replay,
+    rope,
+    splits,
+)
 
 __all__ = [
-    "attention", "elementwise", "ggml", "kv_cache", "logits", "matmul", "norm", "recurrent", "replay", "rope", "splits",
+    "attention", "elementwise", "ggml", "kv_cache", "logits", "matmul", "norm", "qk_norm", "quant", "recurrent",
+    "replay", "rope", "splits",
 ]  # fmt: skip

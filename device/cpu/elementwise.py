@@ -103,6 +103,13 @@ def silu_and_mul(x, *, rounding="vt", out=None):
     return _halves("silu_and_mul", x, out, 2, act_point=0 if rounding == "vt" else KINDS[x.dtype])
 
 
+def silu_and_mul_unrounded(x):
+    """silu(gate) * up in float32."""
+    width = x.shape[-1] // 2
+    sides = (x, 2 * width), (x, 2 * width)
+    return _binary("silu_and_mul", (*x.shape[:-1], width), *sides, None, _FLOAT32, 2, y_first=width)
+
+
 @provider("gelu_and_mul")
 def gelu_and_mul(x, *, rounding="vt", out=None):
     """oracle.activation.gelu_and_mul."""

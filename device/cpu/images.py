@@ -33,7 +33,10 @@ _ABSOLUTE_64 = 1  # R_X86_64_64
 _ENTRY, _ENVIRONMENT = "_ZN7cpython", "_ZN08NumbaEnv"
 _CHECK = 32  # bytes of the digest before an object: a file that is damaged is not run
 _KEYWORDS = 3  # METH_VARARGS | METH_KEYWORDS, as Numba's wrappers are called
-_NEVER = ("numba_", "NRT_")
+_NEVER = {
+    "numba_runtime_build_excinfo_struct", "numba_unpickle", "numba_do_raise", "numba_gil_ensure", "numba_gil_release",
+    "NRT_Free",
+}  # fmt: skip
 """What the wrappers would raise an exception of the kernel's with. Kernels raise none."""
 _kept: list[object] = []
 
@@ -190,7 +193,7 @@ def _unwinding(image: bytes, sections: list[tuple], index: int) -> bool:
 
 @cache
 def _outside(symbol: str) -> int:
-    if symbol.startswith(_NEVER):
+    if symbol in _NEVER:
         symbol = "abort"
     library = ctypes.pythonapi if symbol.startswith(("Py", "_Py")) else ctypes.CDLL(None)
     try:

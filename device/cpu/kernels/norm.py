@@ -29,7 +29,7 @@ def _value(x, x_at, residual, r_at, count, x_kind, r_kind, mode):
 
 
 @device
-def _inverse(total, width, eps):
+def inverse_root(total, width, eps):
     """1 / sqrt(total / width + eps)."""
     return np.float32(1) / math.sqrt(total / np.float32(max(width, 1)) + eps)
 
@@ -49,7 +49,7 @@ def rms_norm(
                 value = _value(x, row * x_stride + at, residual, row * r_stride + at, left, x_kind, r_kind, mode)
                 put(value * value, squares, j)
             add_step(partials + 4 * (i // 8 % 256), squares)
-        inverse = _inverse(joined(partials, width), width, eps)
+        inverse = inverse_root(joined(partials, width), width, eps)
         for i in range(0, width, 16):
             left = width - i
             value = _value(x, row * x_stride + i, residual, row * r_stride + i, left, x_kind, r_kind, mode)
@@ -64,7 +64,7 @@ def rms_norm(
 
 
 @device
-def _sum(x, first, width, kind, centre, squared, partials):
+def row_sum(x, first, width, kind, centre, squared, partials):
     """The sum of a row's x - centre, or of its squares."""
     cleared(partials, width)
     for i in range(0, width, STEP):
@@ -87,8 +87,8 @@ def layer_norm(begin, end, x, x_stride, weight, bias, out, x_kind, w_kind, b_kin
     partials = scratch(SLOTS)
     for row in range(begin, end):
         first = row * x_stride
-        mean = _sum(x, first, width, x_kind, np.float32(0), False, partials) / np.float32(width)
-        inverse = _inverse(_sum(x, first, width, x_kind, mean, True, partials), width, eps)
+        mean = row_sum(x, first, width, x_kind, np.float32(0), False, partials) / np.float32(width)
+        inverse = inverse_root(row_sum(x, first, width, x_kind, mean, True, partials), width, eps)
         for i in range(0, width, 16):
             left = width - i
             value = (load(x, first + i, left, x_kind) - mean) * inverse
@@ -105,7 +105,7 @@ def l2norm(begin, end, x, x_stride, heads, out, x_kind, out_kind, width, eps):
     partials = scratch(SLOTS)
     for item in range(begin, end):
         first = item // heads * x_stride + item % heads * width
-        inverse = _inverse(_sum(x, first, width, x_kind, np.float32(0), True, partials), 1, eps)
+        inverse = inverse_root(row_sum(x, first, width, x_kind, np.float32(0), True, partials), 1, eps)
         for i in range(0, width, 16):
             store(load(x, first + i, width - i, x_kind) * inverse, out, item * width + i, width - i, out_kind)
 
@@ -118,7 +118,7 @@ def rms_norm_gated(
     partials = scratch(SLOTS)
     for row in range(begin, end):
         first = row * width
-        inverse = _inverse(_sum(x, first, width, x_kind, np.float32(0), True, partials), width, eps)
+        inverse = inverse_root(row_sum(x, first, width, x_kind, np.float32(0), True, partials), width, eps)
         for i in range(0, width, 16):
             left = width - i
             z = load(gate, row * g_stride + i, left, g_kind)
