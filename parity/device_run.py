@@ -160,12 +160,12 @@ def check_by_norm(device, case: DeviceCase, host: dict, parity: Parity) -> float
         truth, kept = _outcome(op, lookup(op), host)
     mirror, left = mirror_of(op, host, device.place)
     got, updated = _call(device, case, host, mirror, tuple(left), str(case))
-    errors = [0.0]
+    errors, ulps = [0.0], [float(ml_dtypes.finfo(a.dtype).eps) for a in mirror if a.dtype.kind not in "iub"]
     for what, one, near, true in [
         *((f"{case}, result {i}", *each) for i, each in enumerate(zip(got, mirror, truth, strict=True))),
         *((f"{case}, updated {name}", updated[name], left[name], kept[name]) for name in left),
     ]:
-        errors.append(_judge(one, near, true, parity, what, is_coarse(op)))
+        errors.append(_judge(one, near, true, parity, what, is_coarse(op), max(ulps, default=0.0)))
     for name, after in left.items():
         bits = f"u{after.dtype.itemsize}"
         still = np.all(after.view(bits) == np.ascontiguousarray(host[name]).view(bits), axis=-1)
@@ -182,10 +182,11 @@ def check_by_norm(device, case: DeviceCase, host: dict, parity: Parity) -> float
 
 
 def _judge(
-    got: np.ndarray, mirror: np.ndarray, truth: np.ndarray, parity: Parity, what: str, coarse: bool = False
+    got: np.ndarray, mirror: np.ndarray, truth: np.ndarray, parity: Parity, what: str, coarse: bool = False, ulp: float = 0.0
 ) -> float:
     """The error of `got`, which obeys the bound and is at most twice the mirror's; integers must be the truth's.
 
+    ulp : the largest of the op's results, whose roundings a state has gone through.
     A mirror may happen to be exact: sums that are off by 2^-24 round to a neighbour, an ulp off, once in ulp / 2^-24,
     and four elements that do so are chance. Where sums are `coarse`, the error to be at most doubled is that of the
     store, half an ulp at most: 0.2 ulp is its root mean square over a binade.
@@ -197,7 +198,7 @@ def _judge(
     within(got, truth, parity.bound, what)
     finite = np.isfinite(truth.astype(np.float64))
     found, plain = (nmse(a[finite], truth[finite]) ** 0.5 for a in (got, mirror))
-    ulp = float(ml_dtypes.finfo(truth.dtype).eps)
+    ulp = max(ulp, float(ml_dtypes.finfo(truth.dtype).eps))
     plain = max(plain, 0.2 * ulp) if coarse else plain
     if found > max(2 * plain, (2.0**-24 * ulp) ** 0.5, ulp * (4 / max(truth.size, 1)) ** 0.5):
         raise ParityError(f"{what}: rel_l2 {found:.3g} from the truth, the mirror {plain:.3g}: more than twice as far")
