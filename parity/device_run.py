@@ -182,7 +182,13 @@ def check_by_norm(device, case: DeviceCase, host: dict, parity: Parity) -> float
 
 
 def _judge(
-    got: np.ndarray, mirror: np.ndarray, truth: np.ndarray, parity: Parity, what: str, coarse: bool = False, ulp: float = 0.0
+    got: np.ndarray,
+    mirror: np.ndarray,
+    truth: np.ndarray,
+    parity: Parity,
+    what: str,
+    coarse: bool = False,
+    ulp: float = 0.0,
 ) -> float:
     """The error of `got`, which obeys the bound and is at most twice the mirror's; integers must be the truth's.
 
