@@ -10,7 +10,8 @@ class Row:
     """One kernel family of the matrix: its id, the modules its ops live in, and what it is in a few words.
 
     `promised` are the ops that the row must hold to be whole; it grows as rows are specified. `machinery` begins
-    the names of the parity tests of a row that is a mechanism and holds no ops.
+    the names of the parity tests of a row that is proven by these alone: a mechanism, which holds no ops, or the CPU's
+    kernels of ops whose contracts belong to another row, which are `shared`.
     """
 
     id: str
@@ -18,11 +19,19 @@ class Row:
     title: str
     promised: tuple[str, ...] = ()
     machinery: str | None = None
+    shared: tuple[str, ...] = ()
 
 
 def _rows(*entries: tuple[str, str, str]) -> dict[str, Row]:
     return {
-        f"KERNEL-{id}": Row(f"KERNEL-{id}", tuple(families.split()), title, _PROMISED.get(id, ()), _MACHINERY.get(id))
+        f"KERNEL-{id}": Row(
+            f"KERNEL-{id}",
+            tuple(families.split()),
+            title,
+            _PROMISED.get(id, ()),
+            _MACHINERY.get(id),
+            _SHARED.get(id, ()),
+        )
         for id, families, title in entries
     }
 
@@ -42,6 +51,7 @@ _PROMISED = {
         "GDN-PACKED-DECODE": "gdn_packed_decode gdn_decode",
         "GDN-SCRATCH": "gdn_chunk_layout",
         "GEMM-BF16": "matmul matmul_bt batched_matmul",
+        "GEMM-CPU-ELEM": "matmul matmul_bt",
         "GEMM-DEEPGEMM": """per_token_cast_to_fp8 per_block_cast_to_fp8 requant_weight_ue8m0 transform_sf_layout
             fp8_gemm_nt m_grouped_fp8_gemm_nt_contiguous m_grouped_fp8_gemm_nt_masked k_grouped_fp8_gemm_tn
             per_token_cast_to_fp4 fp8_einsum ep_scatter ep_gather silu_mul_per_token_group_quant_fp8_colmajor
@@ -92,7 +102,10 @@ _MACHINERY = {
     "ACCEL-PROVIDER-SELECT": "test_providers",
     "CUDA-DISPATCH-AOT": "test_dispatch",
     "FUSION-FRAMEWORK": "test_fusion",
+    "GEMM-CPU-ELEM": "test_cpu_matmul",
 }
+
+_SHARED = {"GEMM-CPU-ELEM": ("matmul", "matmul_bt")}
 
 
 ROWS: dict[str, Row] = _rows(

@@ -39,7 +39,7 @@ def matrix_page() -> str:
         "*Oracle*: **proven** means that every op promised for the row is there and that all its checks passed on "
         "exactly this source; **partial**, the same for some of the ops; **changed**, the source is newer than its "
         "record; **absent**, nothing yet. *Device*: **verified** ran on that GPU, **built** compiled for that "
-        "architecture, **absent** neither.\n",
+        "architecture, **absent** neither; *cpu* stands for the CPU tier's own tests.\n",
         "| row | ops | oracle | checks | mutations | goldens | device | what it is |",
         "|---|---:|---|---:|---:|---|---|---|",
     ]

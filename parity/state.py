@@ -28,7 +28,8 @@ class RowState:
     "partial" (the same for some of the promised ops), "changed" (an op's source is newer than its record),
     "unproven" (ops without a record) or "absent". device: "verified" by
     the name of each GPU whose record holds all ops of the row, "built" for each arch all of them compile for;
-    "partial" where some ops have no kernel; empty where none has one.
+    "partial" where some ops have no kernel; empty where none has one. A row of the CPU's kernels, whose ops are those
+    of another row, is verified by "cpu" where its record is proven, and has no part in that row's goldens and GPUs.
     """
 
     row: Row
@@ -56,6 +57,7 @@ def matrix() -> list[RowState]:
 
 def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]], claims: list[tuple]) -> RowState:
     ops = {name: found for name, found in table().items() if found.contract.row == row.id}
+    shared = tuple(name for name in row.shared if name in table())
     entries = {name: record.get(name) for name in ops}
     if row.machinery:
         entries = {row.machinery: record.get(row.machinery)}
@@ -64,20 +66,24 @@ def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]], claim
         states = {_entry_state(entries[name], source_digest(found)) for name, found in ops.items()}
     oracle = next((state for state in ("failed", "changed", "unproven") if state in states), "absent")
     if states == {"proven"}:
-        oracle = "proven" if set(row.promised) <= set(ops) else "partial"
+        oracle = "proven" if set(row.promised) <= {*ops, *shared} else "partial"
     builds: dict[str, int] = {}
     for name in ops:
         for build, count in goldens.get(name, {}).items():
             builds[build] = builds.get(build, 0) + count
     counted = [entry for entry in entries.values() if entry]
+    if shared:  # their kernels are the CPU tier's, which the machinery's tests run
+        device = {"cpu": "verified"} if oracle == "proven" else {}
+    else:
+        device = device_states(claims, tuple(ops), generated_chains() if row.machinery == "test_fusion" else ())
     return RowState(
         row,
-        tuple(ops),
+        (*ops, *shared),
         oracle,
         sum(e["checks"] for e in counted),
         sum(e["mutations"] for e in counted),
         builds,
-        device_states(claims, tuple(ops), generated_chains() if row.machinery == "test_fusion" else ()),
+        device,
     )
 
 
@@ -130,6 +136,10 @@ _DEVICE = {
     "dispatch": (
         "aot", "arch", "arrays", "backend", "build", "caps", "compiler", "cupy_backend", "cupy_runtime", "graphs",
         "intersect", "loader", "runtime", "scratch", "source", "tactics",
+    ),
+    "cpu_matmul": (
+        "cpu/compiling", "cpu/images", "cpu/launch", "cpu/matmul", "cpu/threads", "cpu/tier", "cpu/kernels/lanes",
+        "cpu/kernels/matmul", "cpu/kernels/memory", "cpu/kernels/panels", "cpu/kernels/storage", "cpu/kernels/vectors",
     ),
 }  # fmt: skip
 
