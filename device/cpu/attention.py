@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtlab.ops.captured import Captured
+from vtlab.ops.captured import Captured, empty
 from vtlab.ops.dtypes import dtype
 
 from .launch import KINDS, Kernels, delivered, provider, results
-from .threads import split
+from .threads import split, threads
 
-K, M = Kernels("attention"), Kernels("merging")
+K, R, M = Kernels("attention"), Kernels("attention_rows"), Kernels("merging")
 _FAR = 1 << 40
 _START, _LSE = np.zeros(1, np.int32), np.dtype(np.float32)
 
@@ -29,15 +29,26 @@ def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, keys, opti
     blocks, rows = -(-longest // together), together * max(group, 1)
     if isinstance(starts, Captured) or starts[-1] < tokens:
         size, lse = heads * depth * q.dtype.itemsize, made[1] if return_lse else None
-        split(K.unasked, 1, 0, starts, requests, made[0], lse, tokens, heads, size)
+        split(R.unasked, 1, 0, starts, requests, made[0], lse, tokens, heads, size)
+    form = group, key_heads, depth
+    causals = np.ascontiguousarray(causal).view(np.uint8) if several else None, 0 if several else bool(causal)
+    goals = made[0], made[1] if return_lse else None, tokens
+    parts, kept, partial = 1, longest * group, None
+    if blocks == 1 and requests * key_heads < 2 * threads() > 2:  # few items: a chunk of keys each, merged afterwards
+        parts = max(1, -(-keys // R.CHUNK))
+        partial = empty((requests * key_heads * kept * parts, R.CELL + depth + 15), np.float32) if parts > 1 else None
     split(
-        K.paged, requests * key_heads * blocks if depth else 0, 4 * q.size * keys, q,
-        KINDS[q.dtype], k_cache, *k_steps, v_cache, *v_steps, KINDS[k_cache.dtype], pages, pages.shape[1], lengths,
-        starts, np.ascontiguousarray(causal).view(np.uint8) if several else None, 0 if several else bool(causal), group,
-        key_heads, depth, page_size, left, right, scale, softcap, sinks, slopes, bool(counted),
-        0 if p_round is None else KINDS[dtype(p_round)], made[0], made[1] if return_lse else None, tokens, blocks,
-        scratch=8 * (K.CHUNK + rows) * (depth + 15) + 8 * rows + 64,
+        K.paged, requests * key_heads * blocks * parts if depth else 0, 4 * q.size * keys, q, KINDS[q.dtype], k_cache,
+        *k_steps, v_cache, *v_steps, KINDS[k_cache.dtype], pages, pages.shape[1], lengths, starts, *causals, *form,
+        page_size, left, right, scale, softcap, sinks, slopes, bool(counted),
+        0 if p_round is None else KINDS[dtype(p_round)], *goals, blocks, parts, partial, kept,
+        scratch=8 * (R.CHUNK + rows) * (depth + 15) + 8 * rows + 4 * (depth + 15) + 64,
     )  # fmt: skip
+    if parts > 1:
+        split(
+            R.joined, requests * key_heads if depth else 0, 8 * q.size * parts, lengths, starts, *causals, *form, left,
+            right, sinks, bool(counted), KINDS[q.dtype], *goals, parts, partial, kept, scratch=4 * (depth + 15) + 128,
+        )  # fmt: skip
     return delivered(out, made)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..compiling import device, kernel
-from .lanes import fma, lane, lanes_between, lanes_from, maximum, spread, top_lane, where, zeros
+from .attention_rows import CELL, CHUNK, INF, merged, mix, seen, stored
+from .lanes import fma, lanes_between, lanes_from, maximum, spread, top_lane, where, zeros
 from .memory import (
     address,
     aligned,
@@ -23,16 +24,15 @@ from .memory import (
     put,
     scratch,
     set_at,
-    store,
     through,
 )
 from .panels import turned
 from .reductions import fold
-from .transcendental import exp, log, tanh
+from .transcendental import exp, tanh
 
-CHUNK = 64
 ROWS = 32
-INF = np.float32(np.inf)
+PLACES = 2 * CHUNK  # of the addresses of a chunk, in float32
+FEW = 8  # rows of queries that take values from where they are; for more a chunk of them is copied, side by side
 
 
 @device
@@ -91,112 +91,56 @@ def _weights(p, top, p_kind):
 
 
 @device
-def _mix(p, values, stride, first, last, depth, mixed, a, b):
-    """mixed = fma(mixed, a, b * sum_j p_j v_j), the sum by fma over keys first ... last, ascending."""
+def _sums(p, values, first, last, depth, to):
+    """to = sum_j p_j v_j by fma over keys first ... last, ascending; `values` are the addresses of float32 rows."""
     i = 0
     while i + 64 <= depth:
         w, x, y, z = zeros(), zeros(), zeros(), zeros()
         for j in range(first, last + 1):
-            one, at = spread(get_f32(p, j)), j * stride + i
-            w = fma(one, load_f32(values, at), w)
-            x = fma(one, load_f32(values, at + 16), x)
-            y = fma(one, load_f32(values, at + 32), y)
-            z = fma(one, load_f32(values, at + 48), z)
-        put(fma(load_f32(mixed, i), a, w * b), mixed, i)
-        put(fma(load_f32(mixed, i + 16), a, x * b), mixed, i + 16)
-        put(fma(load_f32(mixed, i + 32), a, y * b), mixed, i + 32)
-        put(fma(load_f32(mixed, i + 48), a, z * b), mixed, i + 48)
+            one, at = spread(get_f32(p, j)), get_i64(values, j)
+            w = fma(one, load_f32(at, i), w)
+            x = fma(one, load_f32(at, i + 16), x)
+            y = fma(one, load_f32(at, i + 32), y)
+            z = fma(one, load_f32(at, i + 48), z)
+        put(w, to, i)
+        put(x, to, i + 16)
+        put(y, to, i + 32)
+        put(z, to, i + 48)
         i += 64
     while i < depth:
         w = zeros()
         for j in range(first, last + 1):
-            w = fma(spread(get_f32(p, j)), load_f32(values, j * stride + i), w)
-        put(fma(load_f32(mixed, i), a, w * b), mixed, i)
+            w = fma(spread(get_f32(p, j)), load_f32(get_i64(values, j), i), w)
+        put(w, to, i)
         i += 16
-
-
-@device
-def _merged(state, top, total):
-    """The weights (a, b) of what was and of a chunk with this maximum and sum; state = (maximum, sum) is brought on."""
-    before = get_f32(state, 0)
-    larger = before if before >= top or before != before else top
-    base = np.float32(0) if larger == -INF else larger
-    a, b = lane(exp(spread(before - base)), 0), lane(exp(spread(top - base)), 0)
-    set_at(larger, state, 0)
-    set_at(lane(fma(spread(get_f32(state, 1)), spread(a), spread(total * b)), 0), state, 1)
-    return a, b
-
-
-@device
-def _log_sum(state):
-    """m + log(l)."""
-    top = get_f32(state, 0)
-    return (np.float32(0) if top == -INF else top) + lane(log(spread(get_f32(state, 1))), 0)
-
-
-@device
-def _seen(i, new, total, causal, left, right):
-    """(first, last) key that row i of `new` sees of `total`."""
-    position = total - new + i
-    last = position if causal else total - 1
-    return max(np.int64(0), position - left), min(min(last, position + right), total - 1)
 
 
 @device
 def _addresses(cache, size, page, slot, head, keys, table_row, page_size, first, least, most, table):
     """The addresses of keys first ... first + 15 of a request to `table`; those outside of least ... most clamped."""
-    for i in range(16):
-        j = min(max(first + i, least), most)
-        block = np.int64(get_i32(keys, table_row + j // page_size))
-        set_at(cache + (block * page + j % page_size * slot + head) * size, table, i)
+    j = min(max(first, least), most)
+    index, place = table_row + j // page_size, j % page_size
+    row = cache + (np.int64(get_i32(keys, index)) * page + head) * size
+    for i in range(first, first + 16):
+        set_at(row + place * slot * size, table, i - first)
+        if least <= i < most:
+            place += 1
+            if place == page_size:
+                index, place = index + 1, 0
+                row = cache + (np.int64(get_i32(keys, index)) * page + head) * size
 
 
-@device
-def _finished(state, mixed, depth, sink, sunk, counted, out, at, kind):
-    """out = mixed / l, with the sink as one more key without a value; the log of the sum."""
-    total_log = _log_sum(state)
-    scale = np.float32(1)
-    if sunk:
-        before = get_f32(state, 0)
-        larger = before if before >= sink or before != before else sink
-        base = np.float32(0) if larger == -INF else larger
-        a, b = lane(exp(spread(before - base)), 0), lane(exp(spread(sink - base)), 0)
-        scale = a
-        set_at(larger, state, 0)
-        set_at(lane(fma(spread(get_f32(state, 1)), spread(a), spread(b)), 0), state, 1)
-        if counted:
-            total_log = _log_sum(state)
-    total = get_f32(state, 1)
-    inverse = np.float32(1) / (np.float32(1) if total == np.float32(0) else total)
-    for i in range(0, depth, 16):
-        value = load_f32(mixed, i)
-        if sunk:
-            value = value * scale
-        store(value * inverse + np.float32(0), out, at + i, depth - i, kind)
-    return total_log
-
-
-@kernel("iiaiaaiii")
-def unasked(begin, end, starts, requests, out, lse, tokens, heads, size):
-    """Tokens beyond the last request's: zeros, `size` bytes each, and -inf for the log of their sums."""
-    done = np.int64(get_i32(starts, requests))
-    for i in range(done * size, tokens * size):
-        set_at(np.uint8(0), out, i)
-    if given(lse):
-        for head in range(heads):
-            for token in range(done, tokens):
-                set_at(-INF, lse, head * tokens + token)
-
-
-@kernel("iiaiaiiiaiiiiaiaaaiiiiiiiffaaiiaaiia")
+@kernel("iiaiaiiiaiiiiaiaaaiiiiiiiffaaiiaaiiiaia")
 def paged(
     begin, end, q, q_kind, k_cache, k_page, k_slot, k_head, v_cache, v_page, v_slot, v_head, kind, pages, pages_row,
     lengths, starts, causals, causal, group, key_heads, depth, page_size, left, right, scale, softcap, sinks, slopes,
-    counted, p_kind, out, lse, tokens, blocks, work,
+    counted, p_kind, out, lse, tokens, blocks, parts, partial, kept, work,
 ):  # fmt: skip
-    """Items begin ... end = (request, key head, block of query rows) of paged attention; strides in elements.
+    """Items begin ... end = (request, key head, block of query rows, part) of paged attention; strides in elements.
 
     causals: a byte for each request, else `causal` for all. left, right: reach of the window. lse may be absent.
+    Of several parts each is one chunk of keys, whose results go to `partial`, for `joined`: for each of the `kept` rows
+    of a key head and each part a cell of float32, maximum and sum of the weights first, the sums from CELL on.
     """
     size = 2 if kind else 4
     height = max(1, ROWS // group)
@@ -208,9 +152,12 @@ def paged(
     queries = values + 4 * CHUNK * padded
     mixed = queries + 4 * rows * padded
     states = mixed + 4 * rows * padded
-    p = scratch(CHUNK)
-    table = scratch(32)
+    sums = states + 8 * rows
+    p, sources = scratch(CHUNK), scratch(PLACES)
+    beside = k_page == v_page and k_slot == v_slot and k_head == v_head
+    ahead = address(v_cache) - address(k_cache) if beside else np.int64(0)  # from a key to its value
     for item in range(begin, end):
+        item, part = item // parts, item % parts
         r, g, block = item // (key_heads * blocks), item // blocks % key_heads, item % blocks
         start, stop = np.int64(get_i32(starts, r)), np.int64(get_i32(starts, r + 1))
         new, total = stop - start, np.int64(get_i32(lengths, r))
@@ -220,7 +167,7 @@ def paged(
             continue
         least, most = total, np.int64(-1)
         for i in range(begin_row, end_row):
-            first, last = _seen(i, new, total, forward, left, right)
+            first, last = seen(i, new, total, forward, left, right)
             if first <= last:
                 least, most = min(least, first), max(most, last)
             for h in range(group):
@@ -231,28 +178,38 @@ def paged(
                     put(zeros(), mixed, row * padded + d)
                 set_at(-INF, states, 2 * row)
                 set_at(np.float32(0), states, 2 * row + 1)
-        base = least // CHUNK * CHUNK
-        while base <= most:
+        base, end_base = least // CHUNK * CHUNK, most
+        if parts > 1:
+            base, end_base = CHUNK * part, min(most, CHUNK * part + CHUNK - 1)
+        direct = kind == 0 and padded == depth and (end_row - begin_row) * group <= FEW
+        while base <= end_base:
             low, high = max(least, base), min(most, base + CHUNK - 1)
             for j in range(0, CHUNK, 16):
                 if base + j > high or base + j + 15 < low:
                     for d in range(depth):  # what is left there might be slow to multiply
                         put(zeros(), keys + 4 * j, CHUNK * d)
                     continue
+                at = sources + 8 * j
                 _addresses(
                     address(k_cache), size, k_page, k_slot, g * k_head, address(pages), r * pages_row, page_size,
-                    base + j, least, most, table,
+                    base + j, least, most, at,
                 )  # fmt: skip
-                turned(table, 0, depth, 0, keys + 4 * j, CHUNK, kind)
-                _addresses(
-                    address(v_cache), size, v_page, v_slot, g * v_head, address(pages), r * pages_row, page_size,
-                    base + j, least, most, table,
-                )  # fmt: skip
-                for i in range(16):
-                    for d in range(0, depth, 16):
-                        put(load(get_i64(table, i), d, depth - d, kind), values, (j + i) * padded + d)
+                turned(at, 0, depth, ahead, keys + 4 * j, CHUNK, kind)
+                if beside:
+                    for i in range(16):
+                        set_at(get_i64(at, i) + ahead, at, i)
+                else:
+                    _addresses(
+                        address(v_cache), size, v_page, v_slot, g * v_head, address(pages), r * pages_row, page_size,
+                        base + j, least, most, at,
+                    )  # fmt: skip
+                if not direct:
+                    for i in range(j, j + 16):
+                        for d in range(0, depth, 16):
+                            put(load(get_i64(sources, i), d, depth - d, kind), values, i * padded + d)
+                        set_at(values + 4 * i * padded, sources, i)
             for i in range(begin_row, end_row):
-                first, last = _seen(i, new, total, forward, left, right)
+                first, last = seen(i, new, total, forward, left, right)
                 first, last = max(first, base), min(last, base + CHUNK - 1)
                 if first > last:
                     continue
@@ -262,23 +219,25 @@ def paged(
                     _dot(queries + 4 * row * padded, keys, depth, p)
                     top = _scores(p, base, total - new + i, first, last, scale, softcap, slope, given(slopes))
                     share = _weights(p, top, p_kind)
-                    a, b = _merged(states + 8 * row, top, share)
-                    _mix(p, values, padded, first - base, last - base, depth, mixed + 4 * row * padded, a, b)
+                    if parts > 1:
+                        cell = address(partial) + 4 * (CELL + padded) * (
+                            ((r * key_heads + g) * kept + row) * parts + part
+                        )
+                        set_at(top, cell, 0)
+                        set_at(share, cell, 1)
+                        _sums(p, sources, first - base, last - base, depth, cell + 4 * CELL)
+                        continue
+                    a, b = merged(states + 8 * row, top, share)
+                    _sums(p, sources, first - base, last - base, depth, sums)
+                    mix(sums, depth, mixed + 4 * row * padded, a, b)
             base += CHUNK
+        if parts > 1:
+            continue
         for i in range(begin_row, end_row):
-            first, last = _seen(i, new, total, forward, left, right)
+            first, last = seen(i, new, total, forward, left, right)
             for h in range(group):
-                row, head = (i - begin_row) * group + h, g * group + h
-                at = ((start + i) * heads + head) * depth
-                result = -INF
-                if first <= last:
-                    sunk = given(sinks)
-                    sink = get_f32(sinks, head) if sunk else np.float32(0)
-                    result = _finished(
-                        states + 8 * row, mixed + 4 * row * padded, depth, sink, sunk, counted, address(out), at, q_kind
-                    )
-                else:
-                    for d in range(0, depth, 16):
-                        store(zeros(), out, at + d, depth - d, q_kind)
-                if given(lse):
-                    set_at(result, lse, head * tokens + start + i)
+                row = (i - begin_row) * group + h
+                stored(
+                    states + 8 * row, mixed + 4 * row * padded, depth, sinks, first <= last, counted, out, lse, tokens,
+                    start + i, g * group + h, heads, q_kind,
+                )  # fmt: skip
