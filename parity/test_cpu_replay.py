@@ -152,6 +152,20 @@ def test_wrongs_are_noticed(wrong, tmp_path, monkeypatch):
         assert any(min(meetings(20)) < 2 for _ in range(50))  # on a busy machine the two seldom meet
 
 
+def test_after_a_late_helper_come_runs_without_any(monkeypatch):
+    plan, teams = Plan([], 2), []
+
+    def together(lead, follow, team):
+        teams.append(team)
+        lead(0)
+        plan._control[replay.K.LATE] = team > 1 and len(teams) < 10
+
+    monkeypatch.setattr(replay, "together", together)
+    for _ in range(18):
+        plan.run()
+    assert teams == [2, 1, 2, 1, 1, 1, 2, *[1] * 7, 2, 2, 2, 2]
+
+
 def test_a_plan_keeps_what_it_addresses_and_goes_with_its_graphs():
     graphs, chain = HostGraphs(), Chain()
     assert chain.right(graphs, 1)

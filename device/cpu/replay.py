@@ -30,6 +30,8 @@ from .natives import Native, natives
 from .threads import threads, together
 
 K, A = Kernels("replay"), Kernels("adapters")
+_CROWDED = 31
+"""The most runs without helpers before they are tried again."""
 _LEAST, _MOST, _PIECES = 1 << 15, 1 << 20, 4
 """What a piece costs at least and at most, in the units of `split`, and pieces for each thread in between."""
 
@@ -53,7 +55,7 @@ class Plan:
 
     def __init__(self, launches: Sequence[Launch], team: int):
         self.launches, self.team = tuple(launches), team
-        self._control = np.zeros(32, np.int64)
+        self._control, self._alone, self._crowded = np.zeros(32, np.int64), 0, 0
         self._scratch = np.empty((team, -(-max([0, *(one.scratch for one in launches)]) // 4096) * 4096), np.uint8)
         blocks = [packed(one) for one in launches]
         self._blocks = np.frombuffer(b"".join(blocks), np.uint8).copy()
@@ -71,14 +73,23 @@ class Plan:
         return step, -(-one.count // step)
 
     def run(self) -> None:
-        """All launches, on what their arrays hold now."""
+        """All launches, on what their arrays hold now.
+
+        After a run whose helpers lost their cores to others come some without helpers, twice as many each time.
+        """
         control, table, scratch = self._control, self._table, self._scratch
         control[:] = 0
         together(
             lambda _: K.lead(control, table, len(table), scratch[0]),
             lambda place: K.follow(control, table, scratch[place]),
-            self.team,
+            1 if self._alone else self.team,
         )
+        if self._alone:
+            self._alone -= 1
+        elif control[K.LATE]:
+            self._alone = self._crowded = min(2 * self._crowded + 1, _CROWDED)
+        else:
+            self._crowded //= 2
 
 
 def packed(one: Launch) -> bytes:

@@ -3,7 +3,8 @@
 A row of the table is a launch: adapter, kernel, arguments, items, items in a piece, pieces. `control` has two numbers
 on lines of their own: the ticket, which is the launch on offer (counted from 1) above the next of its pieces, and how
 many pieces the helpers have done. Who adds to a ticket owns the piece that it named, whichever launch it is of by then;
-the next launch begins when all pieces of the last are done, so that a helper that sleeps holds nobody up.
+the next launch begins when all pieces of the last are done, so that a helper that sleeps holds nobody up. LATE becomes
+1 when one that has a piece does.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from numba.core.typing.templates import signature
 from ..compiling import device, kernel
 from ..tier import tier
 from .adapters import native
-from .memory import Address, address, get_i64
+from .memory import Address, address, get_i64, set_at
 from .vectors import I32, I64
 
 ROW = 8
-TICKET, DONE = 0, 16
+TICKET, DONE, LATE = 0, 16, 2
 PIECE = 24
 OVER = 1 << 62
 PATIENCE = 400  # looks before the core is given away: some 40 microseconds
@@ -161,7 +162,7 @@ def _shared(row, index, pieces, shared, scratch):
 @kernel("aaia")
 def lead(control, table, launches, scratch):
     """All launches of the table in turn. When a helper loses its core in the middle of a piece, there are others that
-    want the cores: the rest is done without help, instead of waiting for one again and again."""
+    want the cores: the rest is done without help, instead of waiting for one again and again, and `control` says so."""
     shared, helped = address(control), True
     for index in range(launches):
         row = address(table) + 8 * ROW * index
@@ -171,6 +172,7 @@ def lead(control, table, launches, scratch):
         elif _shared(row, index, pieces, shared, address(scratch)):
             helped = False
             store_release(OVER, shared, TICKET)
+            set_at(1, shared, LATE)
     store_release(OVER, shared, TICKET)
 
 
