@@ -18,6 +18,8 @@ from . import (
     attention,
     attention_merge,
     awq,
+    causal_conv,
+    causal_conv_spec,
     codes,
     cublas,
     draws,
@@ -25,14 +27,18 @@ from . import (
     fp4,
     fusion,
     gates,
+    gdn,
     gdn_chunk_states,
     gdn_chunks,
     gptq,
+    kda,
     kv_blocks,
     kv_cache,
     kv_latent,
+    linear_attention,
     logits,
     machete,
+    mamba_norm,
     marlin,
     marlin_matmul,
     matmul,
@@ -44,6 +50,8 @@ from . import (
     rope_fused,
     sampling,
     splits,
+    ssm,
+    state_cache,
     token_masks,
     wna16,
 )
@@ -51,10 +59,11 @@ from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "act_order", "activation", "attach", "attention", "attention_merge", "awq", "codes", "cublas",
-    "draws", "elementwise", "fp4", "fusion", "gates", "gdn_chunk_states", "gdn_chunks", "gptq", "kv_blocks", "kv_cache",
-    "kv_latent", "logits", "machete", "marlin", "marlin_matmul", "matmul", "norm", "norm_quant", "numba_cuda",
-    "quant_fp8", "rope", "rope_fused", "sampling", "splits", "token_masks", "wna16",
+    "DeviceError", "act_order", "activation", "attach", "attention", "attention_merge", "awq", "causal_conv",
+    "causal_conv_spec", "codes", "cublas", "draws", "elementwise", "fp4", "fusion", "gates",
+    "gdn", "gdn_chunk_states", "gdn_chunks", "gptq", "kda", "kv_blocks", "kv_cache", "kv_latent", "linear_attention",
+    "logits", "machete", "mamba_norm", "marlin", "marlin_matmul", "matmul", "norm", "norm_quant", "numba_cuda",
+    "quant_fp8", "rope", "rope_fused", "sampling", "splits", "ssm", "state_cache", "token_masks", "wna16",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))

@@ -49,8 +49,10 @@ def filtered(nx, taps, weight, bias, dtype, silu, rounding):
     w = nx.load(weight)
     total = nx.load(bias) if bias is not None else nx.const(0)
     for j, tap in enumerate(taps):
-        product = nx.mul(w[:, j], tap)
-        total = nx.add(total, nx.load(nx.store(product, dtype)) if narrow else product)
+        if narrow:
+            total = nx.add(total, nx.load(nx.store(nx.mul(w[:, j], tap), dtype)))
+        else:
+            total = nx.fma(w[:, j], tap, total)
     if rounding == "vllm_native":
         total = nx.load(nx.store(total, dtype))
     return nx.store(nx.silu(total) if silu else total, dtype)
@@ -133,7 +135,7 @@ def _sequences(nx, x, weight, bias, conv_state, query_start_loc, has_initial_sta
     },
     returns={"out": Tensor("T C", like="x")},
     rounding=ROUNDING,
-    order="sequential over the taps, from the bias",
+    order="one chain of fma over the taps, from the bias",
     parity=Parity("bytes"),
     mirror=_MIRROR,
     nan=_NAN,
@@ -201,7 +203,7 @@ def _rows(nx, x, weight, bias, conv_state, state_idx, silu, rounding):
     },
     returns={"out": Tensor("B C", like="x")},
     rounding=ROUNDING,
-    order="sequential over the taps, from the bias",
+    order="one chain of fma over the taps, from the bias",
     parity=Parity("bytes"),
     mirror=_MIRROR,
     nan=_NAN,
@@ -240,7 +242,7 @@ def causal_conv1d_update(nx, x, weight, conv_state, bias=None, state_idx=None, *
     },
     returns={"out": Tensor("T C", like="bcx")},
     rounding=("bx = round(B x)", "y = round(bias + sum_j w_j bx_j), as causal_conv1d_fwd's vt", "out = round(C y)"),
-    order="sequential over the taps, from the bias",
+    order="one chain of fma over the taps, from the bias",
     parity=Parity("bytes"),
     mirror=Bound(
         "2 * K + 8",

@@ -75,7 +75,7 @@ def _scale(arguments, results):
     },
     returns={"out": Tensor("B M C", like="x")},
     rounding=ROUNDING,
-    order="sequential over the taps, from the bias",
+    order="one chain of fma over the taps, from the bias",
     parity=Parity("bytes"),
     mirror=Bound("2 * K + 6", scale=_scale, why="K products and sums, SiLU within 1 ulp; the state is moved"),
     nan="propagates to the K tokens that see it",

@@ -78,10 +78,11 @@ def kda_low_rank_decay(nx, x, f_a, f_b, *, rounding="vt"):
     Errors: ContractError for unequal inner axes or mixed dtypes.
     Source: vLLM's kimi_gdn_linear_attn.py; the output gate's g_a, g_b have the same form.
     """
-    narrow = nx.matmul(x, f_a, order=MATMUL_ORDER, fused=True)
+    narrow = nx.add(nx.matmul(x, f_a, order=MATMUL_ORDER, fused=True), 0.0)  # as in matmul_bt, chains of -0 make +0
     if rounding == "vllm":
         narrow = nx.load(nx.store(narrow, x.dtype))
-    return nx.store(nx.matmul(narrow, f_b, order=MATMUL_ORDER, fused=True), np.float32 if rounding == "vt" else x.dtype)
+    g1 = nx.add(nx.matmul(narrow, f_b, order=MATMUL_ORDER, fused=True), 0.0)
+    return nx.store(g1, np.float32 if rounding == "vt" else x.dtype)
 
 
 def gate_scale(arguments, results):

@@ -106,7 +106,7 @@ def linear_attention_decode(nx, q, k, v, kv_state, slope, state_idx=None):
     kv_state[slots] = nx.store(S, kv_state.dtype)
     out = np.zeros(q.shape, q.dtype)
     out[rows] = nx.store(o, q.dtype)
-    return out.reshape(len(q), -1)
+    return out.reshape(len(q), q.shape[1] * q.shape[2])
 
 
 def _prefill_scale(arguments, results):
@@ -168,4 +168,4 @@ def linear_attention_prefill(nx, q, k, v, kv_state, slope, query_start_loc, *, r
             place = (t - query_start_loc[n])[0] % _BLOCK
             before[n] = S[n] if place == _BLOCK - 1 else nx.mul(before[n], keep)
     kv_state[...] = nx.store(S, kv_state.dtype)
-    return out.reshape(len(out), -1)
+    return out.reshape(len(out), q.shape[1] * q.shape[2])

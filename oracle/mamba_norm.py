@@ -58,7 +58,7 @@ def mamba2_rmsnorm_gated(nx, y, z, weight, *, groups=1, eps=1e-5, rounding="vt")
     """
     gate = nx.load(z)
     gated = nx.mul(nx.load(y), nx.silu(gate))
-    parts = gated.reshape(*gated.shape[:-1], groups, -1)
+    parts = gated.reshape(*gated.shape[:-1], groups, gated.shape[-1] // groups)
     scaled = nx.mul(parts, inverse_rms(nx, parts, eps)).reshape(gated.shape)
     if rounding != "vllm":
         scaled = nx.load(nx.store(scaled, y.dtype))

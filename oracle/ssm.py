@@ -114,7 +114,7 @@ def _update_scale(arguments, results):
         "state": Tensor("slots H dim N", _STATE),
         "x": Tensor("B_ H dim"),
         "dt": Tensor("B_ H dim", like="x"),
-        "A": Tensor("H dim N", F32, **_NEGATIVE),
+        "A": Tensor("H dim N", F32, layout="any", **_NEGATIVE),
         "B": Tensor("B_ G N", like="x"),
         "C": Tensor("B_ G N", like="x"),
         "D": Tensor("H dim", F32, optional=True),
@@ -130,7 +130,7 @@ def _update_scale(arguments, results):
     parity=Parity("bytes"),
     mirror=Bound("N/8 + 20", scale=_update_scale, why="the sum over N, exp and softplus within 1 ulp, single ones"),
     nan=_NAN,
-    layout="Mamba-1 is H = 1; Mamba-2 repeats its dt, A, D and dt_bias of a head over its channels",
+    layout="Mamba-1 is H = 1; Mamba-2 repeats its dt, A, D and dt_bias of a head over its channels, A as a broadcast view",
     mutates=("state",),
     upstream=_UPSTREAM + "selective_state_update",
     examples=(

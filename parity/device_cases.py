@@ -20,6 +20,7 @@ from .device_edges_kv import EDGES as KV
 from .device_edges_lowbit import EDGES as LOWBIT
 from .device_edges_matmul import EDGES as MATMUL
 from .device_edges_quant import EDGES as QUANT
+from .device_edges_recurrent import EDGES as RECURRENT
 from .device_edges_rope import EDGES as ROPE
 from .device_edges_sampling import EDGES as SAMPLING
 
@@ -146,7 +147,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 700, "C": 2 * 3 * 64 + 9 * 64, "Hv": 9, "num_k_heads": 3, "head_k_dim": 64, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **CHUNKS, **KV, **LOWBIT, **ROPE, **MATMUL, **QUANT, **SAMPLING,
+    **ATTENTION, **CHUNKS, **KV, **LOWBIT, **ROPE, **MATMUL, **QUANT, **RECURRENT, **SAMPLING,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 

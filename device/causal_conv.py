@@ -1,0 +1,122 @@
+"""The short causal convolution on a GPU: launchers of cuda/causal_conv.cu, and what causal_conv_spec shares."""
+
+from __future__ import annotations
+
+import math
+
+from vtlab.ops import providers
+
+from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
+from .slots import check_slots, check_starts
+
+_PRODUCTS, _SUM, _ACTIVATED = 1, 2, 4
+"""Flags of cuda/conv.cuh."""
+_THREADS = 64
+_RUN, _BLOCKS = 8, 1056
+"""The fewest tokens of a thread, and the blocks that an H200 takes at once: where there were more, threads take more."""
+_ACROSS, _MOST_DOWN, _ENOUGH = 32, 8, 264
+"""Threads along a row of a block that updates rows, and the most rows it has: more where so many blocks remain."""
+_BF16 = KINDS["bfloat16"]
+_TAPS = {"conv": 4, "short_conv": 3}
+"""Taps of the filters that kernels hold in registers."""
+
+
+def flags_of(x, weight, silu, rounding) -> int:
+    products = rounding == "vllm" and weight.dtype == x.dtype
+    return _PRODUCTS * products | _SUM * (rounding == "vllm_native") | _ACTIVATED * bool(silu)
+
+
+def _along(op, name, x, stride, weight, bias, state, state_idx, starts, fresh, flags, target):
+    """Sequences of tokens: by eight channels where `_TAPS` and bfloat16 allow it."""
+    tokens, (width, taps) = target.shape[0], weight.shape
+    if not target.size:
+        return
+    bias_kind = 0 if bias is None else kind(bias)
+    wide = taps == _TAPS[name] and kind(x) == _BF16 and not flags & _SUM and vectors(
+        width, (x, stride), (weight, width * taps), (bias, width), (target, width)
+    )  # fmt: skip
+    across = -(-(width // VECTOR if wide else width) // _THREADS)
+    run = max(_RUN, -(-tokens // max(1, _BLOCKS // across)))
+    runs, form = -(-tokens // run), f"{name}_any"
+    if wide:
+        form = f"{name}_{taps}" + "_rounded" * bool(flags & _PRODUCTS)
+    args = [
+        runs, run, x, stride, kind(x), weight, kind(weight), bias, bias_kind, state, kind(state), len(state), state_idx,
+        width, taps - 1, starts, len(starts) - 1, tokens, fresh, fresh.dtype.itemsize, flags, target,
+    ]  # fmt: skip
+    start(op, "causal_conv", form, runs * across, (_THREADS, 1), args)
+
+
+@providers.provider("causal_conv1d_fwd", "cuda", PROVIDER)
+def causal_conv1d_fwd(
+    x, weight, conv_state, query_start_loc, has_initial_state, bias=None, state_idx=None, *, silu=True, rounding="vt",
+    out=None,
+):  # fmt: skip
+    """oracle.causal_conv.causal_conv1d_fwd."""
+    op = "causal_conv1d_fwd"
+    inputs = (x, weight, conv_state, query_start_loc, has_initial_state, bias, state_idx)
+    (target,) = results(op, out, inputs, (x.shape, x.dtype))
+    check_starts(op, query_start_loc, len(x))
+    check_slots(op, state_idx, len(conv_state))
+    x, _, stride = as_rows(op, "x", x)
+    flags = flags_of(x, weight, silu, rounding)
+    where = (conv_state, state_idx, query_start_loc, has_initial_state)
+    _along(op, "conv", x, stride, weight, bias, *where, flags, target)
+    return target
+
+
+@providers.provider("short_conv", "cuda", PROVIDER)
+def short_conv(bcx, weight, conv_state, query_start_loc, has_initial_state, bias=None, *, out=None):
+    """oracle.causal_conv.short_conv."""
+    op, width = "short_conv", len(weight)
+    inputs = (bcx, weight, conv_state, query_start_loc, has_initial_state, bias)
+    (target,) = results(op, out, inputs, ((len(bcx), width), bcx.dtype))
+    check_starts(op, query_start_loc, len(bcx))
+    bcx, _, stride = as_rows(op, "bcx", bcx)
+    where = (conv_state, None, query_start_loc, has_initial_state)
+    _along(op, "short_conv", bcx, stride, weight, bias, *where, 0, target)
+    return target
+
+
+def update_rows(op, x, stride, weight, bias, state, state_idx, accepted, flags, target):
+    """A row of one token, or of as many as `target` has."""
+    rows, (width, taps) = len(target), weight.shape
+    count = math.prod(target.shape[1:-1])
+    bias_kind = 0 if bias is None else kind(bias)
+    wide = count == 1 and accepted is None and taps == 4 and vectors(
+        width, (x, stride), (weight, width * taps), (bias, width), (state, width * (taps - 1)), (target, width)
+    )  # fmt: skip
+    args = [
+        x, stride, kind(x), weight, kind(weight), bias, bias_kind, state, kind(state), len(state), state_idx, taps - 1,
+        state.shape[-1], count, accepted, flags, target,
+    ]  # fmt: skip
+    form = "conv_rows"
+    if wide and not flags & _SUM and all(kind(array) == _BF16 for array in (x, weight, state)):
+        form += "_rounded" if flags & _PRODUCTS else "_bf16"
+    if wide:
+        _map_tall(op, f"{form}_v8", rows, width, args)
+    else:
+        map_rows(op, "causal_conv_spec", form, rows, width, False, args)
+
+
+def _map_tall(op, kernel, rows, width, args):
+    """Blocks of a few rows of neighbouring channels: the filter is read once for all of them."""
+    if not rows or not width:
+        return
+    chunks = -(-width // (VECTOR * _ACROSS))
+    down = 1
+    while down < _MOST_DOWN and rows * chunks >= 2 * down * _ENOUGH:
+        down *= 2
+    split = chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
+    start(op, "causal_conv", kernel, -(-rows // down) * chunks, (_ACROSS, down), [rows, width, split, *args])
+
+
+@providers.provider("causal_conv1d_update", "cuda", PROVIDER)
+def causal_conv1d_update(x, weight, conv_state, bias=None, state_idx=None, *, silu=True, rounding="vt", out=None):
+    """oracle.causal_conv.causal_conv1d_update."""
+    op = "causal_conv1d_update"
+    (target,) = results(op, out, (x, weight, conv_state, bias, state_idx), (x.shape, x.dtype))
+    check_slots(op, state_idx, len(conv_state))
+    x, _, stride = as_rows(op, "x", x)
+    update_rows(op, x, stride, weight, bias, conv_state, state_idx, None, flags_of(x, weight, silu, rounding), target)
+    return target

@@ -1,0 +1,85 @@
+// The short causal convolution: sequences, LFM2's form between two gates, and one token a row.
+//
+// The ladder:
+// 1. conv_any, short_conv_any: a channel a thread, along a run of tokens, each tap read again.
+// 2. conv_4, short_conv_3: eight bfloat16 channels a thread, 16-byte accesses, the filter and the last K - 1 inputs in
+//    registers, so that an input is read once; K tokens are under way while one is worked on.
+// 2a. conv_4_rounded: the same with vLLM's rounded products.
+// 3. conv_rows_v8: one token a row, eight channels a thread, filters of four taps: everything moves in 16-byte accesses
+//    that are all under way together.
+// 3a. conv_rows_bf16_v8, conv_rows_rounded_v8: the same, knowing that everything is bfloat16: branches on dtypes took a
+//    third of the time.
+#include "conv_run.cuh"
+#include "rows.cuh"
+
+CONV_KERNEL(conv_4, 8, 4, false, PLAIN, true)
+CONV_KERNEL(conv_4_rounded, 8, 4, false, ROUNDED, true)
+CONV_KERNEL(conv_any, 1, 0, false, EITHER, false)
+CONV_KERNEL(short_conv_3, 8, 3, true, PLAIN, true)
+CONV_KERNEL(short_conv_any, 1, 0, true, PLAIN, false)
+
+#define ROWS_PARAMETERS                                                                                           \
+    i64 rows, i64 width, i64 chunks, const void *x, i64 x_row, i64 x_kind, const void *weight, i64 weight_kind,   \
+        const void *bias, i64 bias_kind, void *state, i64 state_kind, i64 slots, const int *state_idx, i64 taps,  \
+        i64 held, i64 count, const int *accepted, i64 flags, void *out
+
+template <int HOW, bool BRAIN> VT_FN void conv_rows(ROWS_PARAMETERS) {
+    constexpr int K = 4;
+    const Place at = place<8>(rows, width, chunks);
+    if (!at.inside) return;
+    const int kind = BRAIN ? BF16 : (int)x_kind, tap_kind = BRAIN ? BF16 : (int)weight_kind;
+    const int held_kind = BRAIN ? BF16 : (int)state_kind;
+    const Taps cache{state, state_idx, slots, width, K - 1, held_kind};
+    const i64 slot = cache.slot(at.row), base = cache.at(slot, at.column);
+    Raw<8> own = fetch<8>(x, at.row * x_row + at.column, kind), filter[K], offset, history[K - 1];
+#pragma unroll
+    for (int i = 0; i < K; ++i) filter[i] = fetch<8>(weight, at.column * K + 8 * i, tap_kind);
+    if (bias != nullptr) offset = fetch<8>(bias, at.column, (int)bias_kind);
+    float y[8] = {};
+    if (slot < 0) {
+        store(out, at.row * width + at.column, y, kind);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < K - 1; ++i) history[i] = fetch<8>(state, base + 8 * i, held_kind);
+    float token[8], total[8] = {}, past[8 * (K - 1)], part[8], w[8 * K];
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+        widen(part, filter[i], tap_kind);
+#pragma unroll
+        for (int v = 0; v < 8; ++v) w[8 * i + v] = part[v];
+    }
+    if (bias != nullptr) widen(total, offset, (int)bias_kind);
+    widen(token, own, kind);
+#pragma unroll
+    for (int i = 0; i < K - 1; ++i) {
+        widen(part, history[i], held_kind);
+#pragma unroll
+        for (int v = 0; v < 8; ++v) past[8 * i + v] = part[v];
+    }
+#pragma unroll
+    for (int v = 0; v < 8; ++v)
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            add_tap<HOW>(total[v], w[v * K + j], j < K - 1 ? past[v * (K - 1) + j] : token[v], (int)flags, kind);
+#pragma unroll
+    for (int i = 0; i < K - 1; ++i) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const int v = (8 * i + e) / (K - 1), j = (8 * i + e) % (K - 1);
+            part[e] = j + 2 < K ? past[v * (K - 1) + (j + 1) % (K - 1)] : token[v];
+        }
+        store(state, base + 8 * i, part, held_kind);
+    }
+    activate<8, HOW, BRAIN>(y, total, (int)flags, kind);
+    store(out, at.row * width + at.column, y, kind);
+}
+
+#define CONV_ROWS(NAME, HOW, BRAIN)                                                                               \
+    extern "C" __global__ void __launch_bounds__(256) NAME(ROWS_PARAMETERS) {                                     \
+        conv_rows<HOW, BRAIN>(rows, width, chunks, x, x_row, x_kind, weight, weight_kind, bias, bias_kind, state, \
+                              state_kind, slots, state_idx, taps, held, count, accepted, flags, out);             \
+    }
+CONV_ROWS(conv_rows_v8, EITHER, false)
+CONV_ROWS(conv_rows_bf16_v8, PLAIN, true)
+CONV_ROWS(conv_rows_rounded_v8, ROUNDED, true)

@@ -1,0 +1,114 @@
+"""Small wrongs for the sources of the recurrent kernels."""
+
+from __future__ import annotations
+
+_RULE = {
+    "the state before its decay": ("S[r][s][j] *= decay[j];", ";"),
+    "beta forgotten": ("p[r] = (v[r] - p[r]) * given.beta;", "p[r] = v[r] - p[r];"),
+    "the old state's output": (
+        "o[r] = vt_fma(S[r][s][j], q[j], o[r]);",
+        "o[r] = vt_fma(S[r][s][j] - p[r] * k[s][j], q[j], o[r]);",
+    ),
+    "the first row's place for all": (
+        "base + r * RULE_GROUPS * WIDTH + STRIP_TURN * s, S[r][s], kind",
+        "base + STRIP_TURN * s, S[r][s], kind",
+    ),
+    "no wait for what is shared": ("        __syncthreads();\n        float v[R], o[R];", "        float v[R], o[R];"),
+}
+
+WRONGS: dict[str, dict[str, tuple[str, str]]] = {
+    "gdn": _RULE
+    | {
+        "a level less of the tree": ("for (int m = STRIP_LANES / 2; m >= 1;", "for (int m = STRIP_LANES / 2; m >= 2;"),
+        "beta never rounded": ("through(vt_sigmoid(y), rule.b_kind) : y;\n        }", "vt_sigmoid(y) : y;\n        }"),
+        "the key head of another group": ("head / share * Dk", "head % share * Dk"),
+        "the factor before the scale": (
+            "return of_q ? factor * scale : factor;",
+            "return of_q ? scale / root : factor;",
+        ),
+        "null slots wrap": ("return found < count ? found : -1;", "return found < 0 ? 0 : found;"),
+    },
+    "kda": _RULE
+    | {
+        "one decay": (
+            "float decay = CHANNELS ? vt_exp(((const float*)rule.a)[channels + at]) : shared;",
+            "float decay = CHANNELS ? vt_exp(((const float*)rule.a)[channels]) : shared;",
+        ),
+        "channels of the first turn": (
+            "if (CHANNELS) strip(decay, given.decay, s);",
+            "if (CHANNELS) strip(decay, given.decay, 0);",
+        ),
+        "never a line": ("if (!(scaled > threshold))", "if (true)"),
+        "never divided by the slope": ("if (slope != 1.0f) y[j] = y[j] / slope;", ""),
+        "multiply by the root's inverse": (
+            "if (flags & DIVIDED) x = x / norm;",
+            "if (flags & DIVIDED) x = x * (1.0f / norm);",
+        ),
+    },
+    "state_cache": {
+        "every state is fresh": ("if (flags == nullptr) return true;", "return false;"),
+        "flags of one size": ("return flag_size == 1 ?", "return flag_size == 0 ?"),
+        "rows in their order": ("store(cache, slot * width + at.column", "store(cache, at.row * width + at.column"),
+    },
+    "causal_conv": {
+        "the newest tap first": (
+            "w[v * HELD + j], window[(i + j) % RING][v]",
+            "w[v * HELD + HELD - 1 - j], window[(i + j) % RING][v]",
+        ),
+        "the product rounded": ("else total = vt_fma(w, tap, total);", "else total += w * tap;"),
+        "products never rounded": ("if (HOW == ROUNDED || (HOW == EITHER", "if ((HOW == EITHER"),
+        "fresh states are read": (
+            "y[v] = begun ? load_element(taps.state, taps.at(slot, channel + v) + taps.taps + place",
+            "y[v] = slot >= 0 ? load_element(taps.state, taps.at(slot, channel + v) + taps.taps + place",
+        ),
+        "heads are everybody's": ("mine ? start : heads > begin ? heads : begin", "mine ? start : begin"),
+        "every run keeps its state": ("if (start >= begin && start < stop", "if (start < stop"),
+        "the state of the first token": (
+            "const int place = end - begin - (K - 1) + j;",
+            "const int place = j - (K - 1) + 1;",
+        ),
+        "the gate of B for that of C": (
+            "load(gate, at, width, kind());",
+            "load(gate, at, 0, kind());",
+        ),
+        "a row's state stays": (
+            "part[e] = j + 2 < K ? past[v * (K - 1) + (j + 1) % (K - 1)] : token[v];",
+            "part[e] = past[v * (K - 1) + j];",
+        ),
+    },
+    "causal_conv_spec": {
+        "everything was accepted": ("accepted[at.row] - 1;", "tokens - 1;"),
+        "the history keeps its oldest": ("line(i + 1), (int)state_kind);", "line(i), (int)state_kind);"),
+        "the first token's taps for all": ("line(m + j)", "line(j)"),
+    },
+    "ssm": {
+        "the decayed input": (
+            "S[j] = vt_fma(B[j], puts[r], S[j] * (TIED ? fades[r] : vt_exp(dts[r] * A[j])));",
+            "S[j] = (S[j] + B[j] * puts[r]) * (TIED ? fades[r] : vt_exp(dts[r] * A[j]));",
+        ),
+        "the first row's step for all": (
+            "dts[r] = __shfl_sync(VT_ALL_LANES, dt, begin + r);",
+            "dts[r] = __shfl_sync(VT_ALL_LANES, dt, begin);",
+        ),
+        "the first group for all": ("(unsigned)head / ((unsigned)heads / (unsigned)groups)", "0"),
+        "rows lie side by side": ("mine = first + own * GROUPS;", "mine = first + own;"),
+        "a plain gate": ("return y * vt_silu(gate[0]);", "return y * gate[0];"),
+        "null rows have a state": ("return found < slots ? found : -1;", "return found < 0 ? 0 : found;"),
+    },
+    "linear_attention": {
+        "the product unrounded": ("through(key * own[i], dtype)", "key * own[i]"),
+        "no wait for the sums": ("    __syncthreads();\n    if (lane != 0", "    if (lane != 0"),
+        "lanes of four turns": (
+            "const int at = begin + turn * STRIP_TURN + j;\n                    if (at < size) {",
+            "const int at = begin + j;\n                    if (at < size) {",
+        ),
+    },
+    "mamba_norm": {
+        "one group's weight for all": ("row % groups * width", "0"),
+        "always rounded": (
+            "return rounded ? through(x * inverse, kind) : x * inverse;",
+            "return through(x * inverse, kind);",
+        ),
+        "the gate alone": ("v[j] *= vt_silu(gate[j]);", "v[j] = vt_silu(gate[j]);"),
+    },
+}
