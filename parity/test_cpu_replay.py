@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import subprocess
 import sys
 import weakref
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,6 +231,20 @@ def test_an_error_of_the_call_is_the_calls():
     with pytest.raises(ops.ContractError, match="relu"):
         graphs.run("bad", lambda: ops.relu(seen(np.ones(3, np.int32))), [])
     assert not graphs.refused
+
+
+def test_launchers_start_kernels_by_split_alone():
+    """Who calls one by itself is not recorded, and hands it a name where it expects an array."""
+    started = []
+    for path in Path(replay.__file__).parent.glob("*.py"):
+        module = import_module(f"vtlab.device.cpu.{path.stem}") if path.stem != "__init__" else None
+        holders = {name: held for name, held in vars(module or object).items() if isinstance(held, Kernels)}
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                holder = holders.get(getattr(call.func.value, "id", None))
+                if holder is not None and getattr(holder, call.func.attr) in natives:
+                    started.append(f"{path.stem}.{call.func.attr}")
+    assert sorted(started) == ["replay.follow", "replay.lead"]
 
 
 def test_a_forked_child_replays():
