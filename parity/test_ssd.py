@@ -318,7 +318,7 @@ mutations("ssd_recurrent", {
     "D of the channel": ("nx.load(D)[:, None] if D.ndim == 1", "nx.load(D)[:3] if D.ndim == 1"),
 })  # fmt: skip
 mutations("mamba2_rmsnorm_gated", {
-    "one group": ("groups, -1)", "1, -1)"),
+    "one group": ("groups, gated.shape[-1] // groups)", "1, gated.shape[-1])"),
     "round always": ('if rounding != "vllm":', "if True:"),
     "round never": ('if rounding != "vllm":', "if False:"),
     "sigmoid for SiLU": ("nx.silu(gate)", "nx.sigmoid(gate)"),
