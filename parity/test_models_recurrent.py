@@ -18,6 +18,7 @@ from vtlab.ops.errors import ContractError, FormatError
 from . import kimi_forward
 from .generating_tiny import RECURRENT, tiny_model
 from .goldens import list_goldens, token_golden
+from .test_models_device import device  # noqa: F401  a fixture
 from .tokens import teacher_forced, token_gate
 
 STREAMS = {entry.name for entry in list_goldens() if entry.kind == "tokens"}
@@ -113,6 +114,16 @@ def test_what_is_interrupted_or_preempted_computes_its_states_anew(name, monkeyp
         some.generate([texts[1]], chosen)
     monkeypatch.undo()
     assert tuple(head + list(stream)) == want[0].tokens and accounted(some)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_graphs_change_no_token(device, name):  # noqa: F811
+    """Three requests and a row of padding in a captured step, whose states are changed where they are."""
+    texts, chosen = prompts(3, 12, 1), SamplingParams(max_tokens=3, ignore_eos=True)
+    replayed = engine(name, device=device, max_num_seqs=5)
+    launched = engine(name, device=device, graphs=False)
+    assert replayed.generate(texts, chosen) == launched.generate(texts, chosen)
+    assert replayed.runner.graphs.replays > 0
 
 
 def test_a_model_without_attention_takes_any_length():
