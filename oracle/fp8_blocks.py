@@ -9,11 +9,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from vtlab.ops.contract import Bound, Choice, Parity, Scalar, Tensor, refuse
+from vtlab.ops.contract import Bound, Choice, Scalar, Tensor, refuse
 from vtlab.ops.numerics import TRUTH
 from vtlab.ops.table import op
 
-from .fp8_matmul import NAN, draw_codes, scales_are, values
+from .fp8_matmul import NAN, TENSOR_CORES, draw_codes, scales_are, values
 from .matmul import ORDER
 
 _ROW, _DEEPGEMM = "KERNEL-GEMM-FP8", "KERNEL-GEMM-DEEPGEMM"
@@ -67,6 +67,8 @@ def block_scales_fit(arguments, axes):
         scales_are(name, value, zero=name == "scale_a")
 
 
+block_scales_fit.finite = ("scale_a", "scale_b")
+
 _OUT = ("bfloat16", "float16", "float32")
 _STEPS = "(W + 511) // 512 * 16 + 32 + 3 * ((K + W - 1) // W)"
 _WHY = "in a block a chain of fmas and at most 32 sums; then for each block two products and a sum"
@@ -86,7 +88,7 @@ _WHY = "in a block a chain of fmas and at most 32 sums; then for each block two 
     returns={"out": Tensor("M N", _OUT)},
     rounding=("out = round(sum over blocks of K of (sum_k a * b) * scale_a * scale_b), in out_dtype",),
     order=f"{ORDER} in a block of K, then block after block",
-    parity=Parity("bytes"),
+    parity=TENSOR_CORES,
     mirror=Bound(_STEPS, scale=_sizes, ulps=1, why=_WHY),
     nan=f"{NAN}; a scale that is no number is refused",
     layout="scale_a in rows or in columns, as quantisers give it",
@@ -145,6 +147,9 @@ def deep_scales_fit(arguments, axes):
         raise refuse("scale_a", f"strides {tuple(scale_a.strides)}", f"rows, or columns {apart} bytes apart")
 
 
+deep_scales_fit.finite = ("scale_a", "scale_b")
+
+
 def deep_sum(nx, a, scale_a, b, scale_b):
     """bfloat16(sum over blocks of 128) as DeepGEMM joins them."""
     scales = nx.load(unpacked(scale_a, a.shape[1] // BLOCK))
@@ -182,7 +187,7 @@ _DEEP = {
     "row": _DEEPGEMM,
     "rounding": ("out = bf16(sum over blocks of 128 of (scale_a * scale_b) * sum_k a * b)",),
     "order": f"{ORDER} in a block of K, then block after block, each by one fma",
-    "parity": Parity("bytes"),
+    "parity": TENSOR_CORES,
     "mirror": Bound("48 + 2 * (K // 128)", scale=_deep_sizes, ulps=1,
                     why="in a block a chain of at most 16 fmas and 32 sums; then for each block a product and an fma"),
     "nan": f"{NAN}; a scale that is no number is refused",

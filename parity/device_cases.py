@@ -15,6 +15,7 @@ from vtlab.ops.table import Op, lookup, table
 
 from .device_edges_attention import EDGES as ATTENTION
 from .device_edges_chunks import EDGES as CHUNKS
+from .device_edges_fp8 import EDGES as FP8
 from .device_edges_ggml import EDGES as GGML
 from .device_edges_kv import EDGES as KV
 from .device_edges_lowbit import EDGES as LOWBIT
@@ -147,7 +148,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 700, "C": 2 * 3 * 64 + 9 * 64, "Hv": 9, "num_k_heads": 3, "head_k_dim": 64, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **CHUNKS, **KV, **LOWBIT, **ROPE, **MATMUL, **QUANT, **RECURRENT, **SAMPLING,
+    **ATTENTION, **CHUNKS, **FP8, **KV, **LOWBIT, **ROPE, **MATMUL, **QUANT, **RECURRENT, **SAMPLING,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
@@ -236,7 +237,7 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
         return None
     if any(spec.shape == "1" or spec.shape.split()[1:] == ["T"] for spec in found.contract.returns.values()):
         return None
-    if found.bind((), arguments).get("is_sf_swizzled_layout"):
+    if "m_indices" in found.contract.args or found.bind((), arguments).get("is_sf_swizzled_layout"):
         return None
     first = next(iter(found.contract.args))
     tokens = ("...", "T", "M", found.contract.rows)

@@ -1,0 +1,98 @@
+// 8-bit products with one scale a tensor, a row or a column.
+//
+// The ladder:
+// 1. exact_*: MIRROR's order, on any GPU, for any width, stride and address (fp8_exact.cuh).
+// 2. tiles_*: Hopper's tensor cores (fp8_tiles.cuh), for rows at multiples of 16 bytes. 64 weight rows by 16, 64 or 128
+//    tokens a block where weights are what is read; 128 by 128 from two token tiles on.
+#include "fp8_exact.cuh"
+
+template <class SUM> struct Scaled {
+    static constexpr bool EXACT = (SUM)0.5f == (SUM)0, SCALED = false;  // EXACT: int8
+    i64 grid;
+    const u8 *a, *b;
+    i64 a_stride, b_stride, rows, columns, depth, width;
+    bool words;
+    const float *scale_a, *scale_b, *alpha;
+    bool by_row, by_column;
+    const int *azp, *azp_adj;
+    const void *bias;
+    void* out;
+    int bias_kind, out_kind;
+    bool through_bf16, vectors;
+
+    template <int TOKENS, int ROWS> VT_MEMBER Order order() const { return {(rows + TOKENS - 1) / TOKENS, (columns + ROWS - 1) / ROWS}; }
+    template <int TOKENS, int ROWS> VT_MEMBER i64 tiles() const { return order<TOKENS, ROWS>().count(); }
+    template <int TOKENS, int ROWS> VT_MEMBER Tile tile(i64 number) const {
+        i64 down, across;
+        order<TOKENS, ROWS>().at(number, down, across);
+        i64 token = down * TOKENS, column = across * ROWS;
+        int tokens = (int)(rows - token < TOKENS ? rows - token : TOKENS), left = (int)(columns - column < ROWS ? columns - column : ROWS);
+        return {a + token * a_stride, b + column * b_stride, token, column, tokens, left, tokens, 0};
+    }
+    VT_MEMBER SUM join_one(SUM total, SUM dot, const Tile&, int, int, i64) const { return dot; }
+
+    VT_MEMBER float finish(SUM sum, i64 token, i64 column) const {
+        float total = (float)sum;
+        if constexpr (EXACT)
+            if (azp_adj) total = (float)((i64)sum - (i64)azp_adj[column] * (azp ? azp[token] : 1));
+        if (alpha) {
+            float scaled = total * alpha[0];
+            return through_bf16 ? through(scaled, BF16) : scaled;
+        }
+        float scaled = scale_b[by_column ? column : 0] * total, row = scale_a[by_row ? token : 0];
+        if (!bias) return row * scaled;
+        float addend[1];
+        load(addend, bias, column, bias_kind);
+        return vt_fma(row, scaled, addend[0]);
+    }
+    VT_MEMBER void write(const Tile& tile, const SUM* sums, int pitch, int across, int thread, int threads) const {
+        int groups = across / 8;
+        for (int e = thread; e < tile.rows * groups; e += threads) {
+            int row = e / groups, first = e % groups * 8;
+            if (first >= tile.columns) continue;
+            i64 token = tile.token + row, column = tile.column + first, at = token * columns + column;
+            float x[8];
+            int count = tile.columns - first < 8 ? tile.columns - first : 8;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[i] = i < count ? finish(sums[row * pitch + first + i], token, column + i) : 0.0f;
+            if (vectors && count == 8) {
+                store(out, at, x, out_kind);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    float one[1] = {x[i]};
+                    if (i < count) store(out, at + i, one, out_kind);
+                }
+            }
+        }
+    }
+};
+
+#define PARAMETERS                                                                                                     \
+    i64 grid, const u8 *a, i64 a_stride, const u8 *b, i64 b_stride, i64 rows, i64 columns, i64 depth, i64 words,       \
+        const float *scale_a, i64 by_row, const float *scale_b, i64 by_column, const float *alpha, i64 through_bf16,   \
+        const int *azp, const int *azp_adj, const void *bias, i64 bias_kind, void *out, i64 out_kind, i64 vectors, i64 stages
+#define JOB(SUM)                                                                                                       \
+    Scaled<SUM> job = {grid, a, b, a_stride, b_stride, rows, columns, depth, depth ? depth : 1, words != 0, scale_a,   \
+                       scale_b, alpha, by_row != 0, by_column != 0, azp, azp_adj, bias, out, (int)bias_kind,           \
+                       (int)out_kind, through_bf16 != 0, vectors != 0};
+
+extern "C" __global__ void __launch_bounds__(256, 2) exact_e4m3(PARAMETERS) { JOB(float) multiply_exactly<float, float>(job); }
+extern "C" __global__ void __launch_bounds__(256, 2) exact_s8(PARAMETERS) { JOB(int) multiply_exactly<int, int>(job); }
+
+#if VT_TILES
+#define TILES(name, SUM, TOKENS, GROUPS)                                                                               \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, 1) name(PARAMETERS) {                             \
+        VT_SHARED(memory);                                                                                             \
+        JOB(SUM)                                                                                                       \
+        multiply_tiles<SUM, TOKENS, GROUPS>(job, (int)stages, memory);                                                 \
+    }
+TILES(tiles_e4m3_16, float, 16, 1)
+TILES(tiles_e4m3_64, float, 64, 1)
+TILES(tiles_e4m3_128, float, 128, 1)
+TILES(tiles_e4m3_128_by_2, float, 128, 2)
+TILES(tiles_s8_16, int, 16, 1)
+TILES(tiles_s8_64, int, 64, 1)
+TILES(tiles_s8_128, int, 128, 1)
+TILES(tiles_s8_128_by_2, int, 128, 2)
+#endif
