@@ -13,8 +13,8 @@ _PRODUCTS, _SUM, _ACTIVATED = 1, 2, 4
 """Flags of cuda/conv.cuh."""
 _THREADS = 64
 _RUN, _BLOCKS = 8, 1056
-"""The fewest tokens of a thread, and the blocks that an H200 takes at once: where there were more, threads take more."""
-_ACROSS, _MOST_DOWN, _ENOUGH = 32, 8, 264
+"""The fewest tokens of a thread, and the blocks that an H200 has room for: where they run out, threads take more."""
+_ACROSS, _MOST_DOWN, _ENOUGH = 32, 2, 264
 """Threads along a row of a block that updates rows, and the most rows it has: more where so many blocks remain."""
 _BF16 = KINDS["bfloat16"]
 _TAPS = {"conv": 4, "short_conv": 3}

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from .launch import KINDS, kind, start, vectors
+from .strips import LANES, lanes_of
 
 DIVIDED, FACTORED, PROJECTED = 1, 2, 4
-_THREADS, _LANES, _VECTOR, _TURN = 128, 8, 4, 32
-"""Threads of a block, and the declared order's lanes, neighbours of a lane, and elements of a turn of all lanes."""
-_GROUPS = _THREADS // _LANES
+_THREADS = 128
+_GROUPS = _THREADS // LANES
+"""Rows that a block works on at a time."""
 _WIDTH = 128
 """Elements of the rows that kernels hold in registers."""
 _ROWS = {"gdn_rows": 1, "gdn_narrow": 2, "gdn_tokens": 2, "kda_rows": 2, "kda_tokens": 2}
@@ -47,15 +48,12 @@ class Operands:
     dt_bias: object = None
 
     def args(self, out) -> list:
-        lanes = 1
-        while lanes < _LANES and lanes * _VECTOR < self.Dk:
-            lanes *= 2
         given = ((array, row, kind(array)) for array, row in ((self.a, self.a_row), (self.b, self.b_row)))
         weights = ((array, 0 if array is None else kind(array)) for array in (self.A_log, self.dt_bias))
         return [
             self.q, self.k, self.q_row, self.v, self.v_row, self.kind, *(part for three in given for part in three),
             *(part for two in weights for part in two), out, self.heads, self.share, self.Dk, self.Dv, self.flags,
-            lanes, np.float32(self.scale),
+            lanes_of(self.Dk), np.float32(self.scale),
         ]  # fmt: skip
 
 

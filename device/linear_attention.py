@@ -6,20 +6,14 @@ from vtlab.ops import providers
 
 from .launch import PROVIDER, kind, results, start, vectors
 from .slots import check_slots, check_starts
+from .strips import LANES, TURN, VECTOR, lanes_of
 
-_COLUMNS, _LANES, _VECTOR = 8, 8, 4
-"""Groups of columns of a block, lanes of a sum, neighbours of a lane or of a group of columns."""
-_ABREAST, _TURN = 32, 32
-"""Columns of a block along sequences, and keys of a turn of all lanes."""
+_COLUMNS = 8
+"""Groups of columns of a block, each of one or of VECTOR."""
+_ABREAST = 32
+"""Columns of a block along sequences."""
 _HELD = (4, 8)
 """Turns that fit into registers."""
-
-
-def _lanes(width: int) -> int:
-    lanes = 1
-    while lanes < _LANES and lanes * _VECTOR < width:
-        lanes *= 2
-    return lanes
 
 
 @providers.provider("linear_attention_decode", "cuda", PROVIDER)
@@ -30,10 +24,10 @@ def linear_attention_decode(q, k, v, kv_state, slope, state_idx=None, *, out=Non
     check_slots(op, state_idx, len(kv_state))
     if not target.size:
         return target
-    each = _VECTOR if vectors(2 * width, (kv_state, width)) and width % _VECTOR == 0 else 1
+    each = VECTOR if vectors(2 * width, (kv_state, width)) and width % VECTOR == 0 else 1
     tiles = -(-width // (each * _COLUMNS))
-    args = [q, k, v, kind(q), kv_state, len(kv_state), slope, state_idx, heads, width, tiles, _lanes(width), target]
-    start(op, "linear_attention", f"lightning_v{each}", rows * heads * tiles, (_COLUMNS, _LANES), args)
+    args = [q, k, v, kind(q), kv_state, len(kv_state), slope, state_idx, heads, width, tiles, lanes_of(width), target]
+    start(op, "linear_attention", f"lightning_v{each}", rows * heads * tiles, (_COLUMNS, LANES), args)
     return target
 
 
@@ -41,13 +35,13 @@ def linear_attention_decode(q, k, v, kv_state, slope, state_idx=None, *, out=Non
 def linear_attention_prefill(q, k, v, kv_state, slope, query_start_loc, *, rounding="vt", out=None):
     """oracle.linear_attention.linear_attention_prefill, for heads of up to 256."""
     op, (tokens, heads, width), states = "linear_attention_prefill", q.shape, len(kv_state)
-    held = next((held for held in _HELD if width <= held * _TURN), None)
+    held = next((held for held in _HELD if width <= held * TURN), None)
     if held is None:
         return NotImplemented
     (target,) = results(op, out, (q, k, v, kv_state, slope, query_start_loc), ((tokens, heads * width), q.dtype))
     check_starts(op, query_start_loc, tokens)
     tiles = -(-width // _ABREAST)
-    args = [q, k, v, kind(q), kv_state, slope, query_start_loc, tokens, heads, width, tiles, _lanes(width), target]
+    args = [q, k, v, kind(q), kv_state, slope, query_start_loc, tokens, heads, width, tiles, lanes_of(width), target]
     name = f"tokens_{held}" + "_young" * (rounding == "vllm")
-    start(op, "linear_attention", name, states * heads * tiles, (_ABREAST, _LANES), args)
+    start(op, "linear_attention", name, states * heads * tiles, (_ABREAST, LANES), args)
     return target

@@ -11,8 +11,9 @@ from vtlab.ops import providers
 from .launch import PROVIDER, kind, map_rows, results, start, vectors
 from .scratch import scratch
 from .slots import check_slots
+from .strips import LANES, lanes_of
 
-_THREADS, _LANES, _VECTOR = 128, 8, 4
+_THREADS = 128
 _FORMS = {16: ("update_16", 4), 128: ("update_128", 2)}
 """By elements of a row: the kernel that holds such rows, and how many of them a thread has."""
 _TIED = {True: ("tied", 1), False: ("tied_narrow", 2)}
@@ -24,7 +25,7 @@ def _form(rows: int, heads: int, dim: int, length: int, tied: bool, wide: bool) 
     name, held = _TIED[wide] if tied and length == 128 else _FORMS.get(length, (None, 0))
     if name == "update_128" and not wide:
         return None
-    groups = _THREADS // (_LANES if length == 128 else _LANES // 2)
+    groups = _THREADS // (LANES if length == 128 else LANES // 2)
     if not held or dim % (held * groups):
         return None
     return name, rows * heads * (dim // (held * groups))
@@ -41,12 +42,8 @@ def selective_state_update(
     op, (rows, heads, dim), length = "selective_state_update", x.shape, A.shape[2]
     (target,) = results(op, out, (state, x, dt, A, B, C, D, z, dt_bias, state_idx, dst_idx), (x.shape, x.dtype))
     check_slots(op, state_idx, len(state), shared=True)
-    check_slots(
-        op,
-        dst_idx if dst_idx is not None else state_idx,
-        len(state),
-        name="dst_idx" if dst_idx is not None else "state_idx",
-    )
+    name, targets = ("state_idx", state_idx) if dst_idx is None else ("dst_idx", dst_idx)
+    check_slots(op, targets, len(state), name=name)
     if not target.size:
         return target
     size = rows * heads * dim * length
@@ -59,14 +56,12 @@ def selective_state_update(
     form = None
     if plain and (tied or (steps[2] == 1 and vectors(length, (A, steps[0]), (A, steps[1])))):
         form = _form(rows, heads, dim, length, tied, state.dtype == np.float32)
-    lanes = 1
-    while lanes < _LANES and lanes * _VECTOR < length:
-        lanes *= 2
     args = [
         rows, state, kind(state), len(state), x, dt, kind(x), A, *steps, B, C, B.shape[1], D, z, dt_bias, state_idx,
-        dst_idx, target, fresh, heads, dim, length, int(dt_softplus), lanes,
+        dst_idx, target, fresh, heads, dim, length, int(dt_softplus),
+        lanes_of(length),
     ]  # fmt: skip
-    name, blocks = form or ("update_any", -(-rows * heads * dim // (_THREADS // _LANES)))
+    name, blocks = form or ("update_any", -(-rows * heads * dim // (_THREADS // LANES)))
     start(op, "ssm", name, blocks, (_THREADS, 1), args)
     if fresh is not None:
         width = math.prod(state.shape[1:])

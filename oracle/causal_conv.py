@@ -50,10 +50,7 @@ def filtered(nx, taps, weight, bias, dtype, silu, rounding):
     total = nx.load(bias) if bias is not None else nx.const(0)
     for j, tap in enumerate(taps):
         factor = w[:, j]
-        if narrow:
-            total = nx.add(total, nx.load(nx.store(nx.mul(factor, tap), dtype)))
-        else:
-            total = nx.fma(factor, tap, total)
+        total = nx.add(total, nx.load(nx.store(nx.mul(factor, tap), dtype))) if narrow else nx.fma(factor, tap, total)
     if rounding == "vllm_native":
         total = nx.load(nx.store(total, dtype))
     return nx.store(nx.silu(total) if silu else total, dtype)

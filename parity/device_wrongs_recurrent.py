@@ -52,14 +52,18 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "causal_conv": {
         "the newest tap first": (
-            "w[v * HELD + j], window[(i + j) % RING][v]",
-            "w[v * HELD + HELD - 1 - j], window[(i + j) % RING][v]",
+            "total[v] = vt_fma(w[v * K + j], x[v], total[v]);",
+            "total[v] = vt_fma(w[v * K + K - 1 - j], x[v], total[v]);",
+        ),
+        "the upper product twice": (
+            "total[2 * p] += vt_float((int)(products << 16));",
+            "total[2 * p] += vt_float((int)(products & 0xffff0000u));",
         ),
         "the product rounded": ("else total = vt_fma(w, tap, total);", "else total += w * tap;"),
         "products never rounded": ("if (HOW == ROUNDED || (HOW == EITHER", "if ((HOW == EITHER"),
         "fresh states are read": (
-            "y[v] = begun ? load_element(taps.state, taps.at(slot, channel + v) + taps.taps + place",
-            "y[v] = slot >= 0 ? load_element(taps.state, taps.at(slot, channel + v) + taps.taps + place",
+            "y[v] = begun ? load_one(taps.state, taps.at(slot, channel + v) + taps.taps + place",
+            "y[v] = slot >= 0 ? load_one(taps.state, taps.at(slot, channel + v) + taps.taps + place",
         ),
         "heads are everybody's": ("mine ? start : heads > begin ? heads : begin", "mine ? start : begin"),
         "every run keeps its state": ("if (start >= begin && start < stop", "if (start < stop"),
@@ -94,6 +98,10 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "rows lie side by side": ("mine = first + own * GROUPS;", "mine = first + own;"),
         "a plain gate": ("return y * vt_silu(gate[0]);", "return y * gate[0];"),
         "null rows have a state": ("return found < slots ? found : -1;", "return found < 0 ? 0 : found;"),
+        "a scan's lanes in turn": ("(odd ? half[1] : half[0]) + other", "(odd ? half[0] : half[1]) + other"),
+        "what follows a scan's last tokens": ("for (int i = 0; i < 4; ++i) S[i] = before[i];", ""),
+        "a scan's exponentials by a rough ln 2": ("x[i] = vt_fma(n, -VT_LN2_LO, whole);", "x[i] = whole;"),
+        "scanned states always begin": ("flag_size == 1 ? ((const signed", "flag_size == 0 ? ((const signed"),
     },
     "linear_attention": {
         "the product unrounded": ("through(key * own[i], dtype)", "key * own[i]"),

@@ -247,7 +247,7 @@ _FILTER = {
     "forget the bias": ("nx.load(bias) if bias is not None else nx.const(0)", "nx.const(0)", "filtered"),
     "always SiLU": ("nx.silu(total) if silu else total", "nx.silu(total)", "filtered"),
     "one rounding in vLLM's native": ("nx.load(nx.store(total, dtype))", "total", "filtered"),
-    "products unrounded": ("if narrow:", "if False:", "filtered"),
+    "products unrounded": ("if narrow else nx.fma", "if False else nx.fma", "filtered"),
 }
 mutations("causal_conv1d_fwd", {
     **_FILTER,

@@ -23,19 +23,19 @@ extern "C" __global__ void __launch_bounds__(256) conv_rows_v1(ROWS_PARAMETERS) 
     begin = begin < 0 ? 0 : begin >= tokens ? tokens - 1 : begin;
     // line[i], i < K - 1, is the history; then the tokens
     auto line = [&](int i) {
-        return i < K - 1 ? load_element(state, base + begin + i, (int)state_kind)
-                         : load_element(x, first + (i - (K - 1)) * width, kind);
+        return i < K - 1 ? load_one(state, base + begin + i, (int)state_kind)
+                         : load_one(x, first + (i - (K - 1)) * width, kind);
     };
     for (int m = 0; m < tokens; ++m) {
-        float y[1] = {0.0f}, total[1] = {bias == nullptr ? 0.0f : load_element(bias, at.column, (int)bias_kind)};
+        float y[1] = {0.0f}, total[1] = {bias == nullptr ? 0.0f : load_one(bias, at.column, (int)bias_kind)};
         if (slot >= 0) {
             for (int j = 0; j < K; ++j)
-                add_tap<EITHER>(total[0], load_element(weight, at.column * K + j, (int)weight_kind), line(m + j),
+                add_tap<EITHER>(total[0], load_one(weight, at.column * K + j, (int)weight_kind), line(m + j),
                                (int)flags, kind);
             activate<1, EITHER, false>(y, total, (int)flags, kind);
         }
         store(out, to + m * width, y, kind);
     }
     if (slot < 0) return;
-    for (int i = 0; i < held; ++i) store_element(state, base + i, line(i + 1), (int)state_kind);  // towards the front
+    for (int i = 0; i < held; ++i) store_one(state, base + i, line(i + 1), (int)state_kind);  // towards the front
 }

@@ -1,6 +1,7 @@
 // The short causal convolution, y = act(bias + sum_j w_j x_(t - K + 1 + j)), one chain of fma, j ascending; what its
 // kernels share.
 #pragma once
+#include "elements.cuh"
 #include "fast.cuh"
 
 // Products rounded to x's dtype; the sum rounded to it; SiLU.
@@ -13,37 +14,36 @@ template <int HOW> VT_FN void add_tap(float& total, float w, float tap, int flag
     else total = vt_fma(w, tap, total);
 }
 
-// SiLU of eight sums that are stored as bfloat16: fast functions, and the polynomial where these might decide
-// otherwise. Of fast.cuh's terms the exponent's rounding and that of log2(e) halve for x > -11, where |x| log2(e) < 16,
-// and a division for two (1 / a = b / (ab)) costs 2 more: 22 in all, CLOSE is a quarter more. Above 11 e^-x and its
-// errors vanish beside 1. One x <= -11 or NaN spoils its neighbour's division too: then the polynomial makes both.
-#define CLOSE 28
-#define LOWEST 0xc1300000u  // -11 as bits; the more negative, the larger
+// The products of two pairs of bfloat16, each rounded once to bfloat16: a * b + -0. (Below 2^-126 float32 would round
+// them first, as MIRROR does.)
+#ifdef __CUDACC__
+VT_FN unsigned brain_products(unsigned a, unsigned b) {
+    unsigned products;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(products) : "r"(a), "r"(b), "r"(0x80008000u));
+    return products;
+}
+#else
+VT_FN unsigned brain_products(unsigned a, unsigned b) {
+    return narrow_bf16(widen_bf16(a & 0xffffu) * widen_bf16(b & 0xffffu), widen_bf16(a >> 16) * widen_bf16(b >> 16));
+}
+#endif
 
+// SiLU of eight sums that are stored as bfloat16: fast functions, and the polynomial where these might decide
+// otherwise (fast.cuh). A large positive x is its own SiLU to either, so only x <= -16 is beyond the fast ones. Of two
+// bfloat16 the middle is where the lower half of the bits, moved up to be compared, is near its own.
 VT_FN void brain_silu(float (&y)[8], const float (&x)[8]) {
     unsigned nearest = 0xffffffffu, lowest = 0, left = 0;
-    float number = 0.0f;  // or NaN
-#pragma unroll
-    for (int v = 0; v < 8; v += 2) {
-        const float a = 1.0f + fast_exp2(x[v] * -1.442695f), b = 1.0f + fast_exp2(x[v + 1] * -1.442695f);
-        const float both = fast_reciprocal(a * b);
-        number += both;
-        y[v] = x[v] * (both * b);
-        y[v + 1] = x[v + 1] * (both * a);
-    }
 #pragma unroll
     for (int v = 0; v < 8; ++v) {
-        const unsigned off = ((unsigned)vt_bits(y[v]) + 0x8000 + CLOSE) << 16, bits = (unsigned)vt_bits(x[v]);
+        y[v] = fast_act<true>(x[v]);
+        const unsigned off = ((unsigned)vt_bits(y[v]) + 0x8000 + NEAR) << 16, bits = (unsigned)vt_bits(x[v]);
         nearest = off < nearest ? off : nearest;
-        lowest = bits > lowest ? bits : lowest;
+        lowest = bits > lowest ? bits : lowest;  // of negative numbers the more negative has the larger bits
     }
-    const bool fair = lowest < LOWEST && number == number;
-    if (nearest > (2 * CLOSE) << 16 && fair) return;
+    if (nearest > (2 * NEAR) << 16 && lowest < 0xc1800000u) return;
 #pragma unroll
     for (int v = 0; v < 8; ++v)
-        if (((unsigned)vt_bits(y[v]) + 0x8000 + CLOSE) << 16 <= (2 * CLOSE) << 16 || !(x[v] > -11.0f) ||
-            !(x[v ^ 1] > -11.0f))
-            left |= 1u << v;
+        if (off_middle(y[v]) <= 2 * NEAR || !(x[v] > -FAST_LIMIT)) left |= 1u << v;
     decide(y, left, x, x, [](float gate, float) { return vt_silu(gate); });
 }
 
@@ -79,14 +79,3 @@ struct Taps {
     }
     VT_MEMBER i64 at(i64 slot, i64 channel) const { return (slot * width + channel) * taps; }
 };
-
-VT_FN float load_element(const void* base, i64 at, int kind) {
-    float x[1];
-    load(x, base, at, kind);
-    return x[0];
-}
-
-VT_FN void store_element(void* base, i64 at, float y, int kind) {
-    float x[1] = {y};
-    store(base, at, x, kind);
-}

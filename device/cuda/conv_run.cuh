@@ -32,6 +32,48 @@ struct Sequences {
     }
 };
 
+// A tap of V channels, and what it adds to their sums; `w` is a filter [V, K] in registers.
+template <int V, int HOW> struct Tap {
+    float x[V];
+
+    VT_MEMBER void take(const float (&y)[V]) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) x[v] = y[v];
+    }
+    template <int K> static VT_MEMBER void prepare(float (&)[V * K]) {}
+    template <int K> VT_MEMBER void add(float (&total)[V], const float (&w)[V * K], int j) const {
+#pragma unroll
+        for (int v = 0; v < V; ++v) total[v] = vt_fma(w[v * K + j], x[v], total[v]);
+    }
+};
+
+// Pairs of bfloat16, whose products come in pairs. The filter becomes [K, 4] pairs, as bits, in its own first half.
+template <> struct Tap<8, ROUNDED> {
+    unsigned pairs[4];
+
+    VT_MEMBER void take(const float (&y)[8]) {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) pairs[p] = narrow_bf16(y[2 * p], y[2 * p + 1]);
+    }
+    template <int K> static VT_MEMBER void prepare(float (&w)[8 * K]) {
+        float pairs[4 * K];
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+#pragma unroll
+            for (int p = 0; p < 4; ++p) pairs[4 * j + p] = vt_float((int)narrow_bf16(w[2 * p * K + j], w[(2 * p + 1) * K + j]));
+#pragma unroll
+        for (int i = 0; i < 4 * K; ++i) w[i] = pairs[i];
+    }
+    template <int K> VT_MEMBER void add(float (&total)[8], const float (&w)[8 * K], int j) const {
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            const unsigned products = brain_products((unsigned)vt_bits(w[4 * j + p]), pairs[p]);
+            total[2 * p] += vt_float((int)(products << 16));
+            total[2 * p + 1] += vt_float((int)(products & 0xffff0000u));
+        }
+    }
+};
+
 // V channels from `channel` on. KNOWN taps, or 0: as many as the state says. GATED: x lies between two gates as
 // [B | C | x]. BRAIN: x and the result are bfloat16.
 template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
@@ -58,6 +100,7 @@ template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
 #pragma unroll
                 for (int v = 0; v < V; ++v) w[i * V + v] = part[v];
             }
+            Tap<V, HOW>::template prepare<HELD>(w);
         }
         float offset[V] = {};
         if (bias != nullptr) load(offset, bias, channel, bias_kind);
@@ -76,9 +119,6 @@ template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
         } else {
             total[0] = offsets[0][threadIdx.x].x[0];
         }
-    }
-    VT_MEMBER float tap_weight(int v, int j) const {
-        return KNOWN ? w[v * HELD + j] : load_element(weight, (i64)(channel + v) * count() + j, weight_kind);
     }
 
     // Where this thread's channels of a token lie: of the input (behind its gates) and of the result.
@@ -117,7 +157,7 @@ template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
     VT_MEMBER void past(float (&y)[V], int slot, bool begun, int place) const {
 #pragma unroll
         for (int v = 0; v < V; ++v)
-            y[v] = begun ? load_element(taps.state, taps.at(slot, channel + v) + taps.taps + place, taps.kind) : 0.0f;
+            y[v] = begun ? load_one(taps.state, taps.at(slot, channel + v) + taps.taps + place, taps.kind) : 0.0f;
     }
 
     // One token, whose taps may lie before its sequence.
@@ -135,7 +175,7 @@ template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
                 past(tap, slot, begun, place - back);
             }
 #pragma unroll
-            for (int v = 0; v < V; ++v) add_tap<HOW>(total[v], tap_weight(v, j), tap[v], flags, kind());
+            for (int v = 0; v < V; ++v) add_tap<HOW>(total[v], load_one(weight, (i64)(channel + v) * K + j, weight_kind), tap[v], flags, kind());
         }
         finish(from(token), to(token), total);
     }
@@ -145,7 +185,8 @@ template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
     VT_MEMBER void run(int begin, int end, int start, int slot, bool begun) const {
         if (begin >= end) return;
         constexpr int RING = HELD > 1 ? HELD - 1 : 1, AHEAD = RING;  // AHEAD tokens are on their way
-        float window[RING][V];
+        Tap<V, HOW> window[RING];
+        float tap[V];
         Input raw[AHEAD];
         const unsigned step = (unsigned)x_row * item_size(kind()), step_out = (unsigned)width * item_size(kind());
         const char *here = from(begin), *ahead = here;
@@ -154,8 +195,9 @@ template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
 #pragma unroll
         for (int j = 0; j < RING; ++j) {
             const int place = begin - start - RING + j;
-            if (place >= 0) value(window[j], send(from(start + place)));
-            else past(window[j], slot, begun, place);
+            if (place >= 0) value(tap, send(from(start + place)));
+            else past(tap, slot, begun, place);
+            window[j].take(tap);
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
@@ -169,15 +211,11 @@ template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
                 float total[V];
                 begin_sums(total);
 #pragma unroll
-                for (int v = 0; v < V; ++v)
-#pragma unroll
-                    for (int j = 0; j < RING; ++j)
-                        add_tap<HOW>(total[v], w[v * HELD + j], window[(i + j) % RING][v], flags, kind());
-                value(window[i % RING], raw[i]);
+                for (int j = 0; j < RING; ++j) window[(i + j) % RING].template add<HELD>(total, w, j);
+                value(tap, raw[i]);
+                window[i % RING].take(tap);
                 if (AHEAD + i < left) raw[i] = send(ahead);
-#pragma unroll
-                for (int v = 0; v < V; ++v)
-                    add_tap<HOW>(total[v], w[v * HELD + HELD - 1], window[i % RING][v], flags, kind());
+                window[i % RING].template add<HELD>(total, w, HELD - 1);
                 finish(here, result, total);
                 ahead += step;
                 if (GATED) here += step;
@@ -198,7 +236,7 @@ template <int V, int KNOWN, bool GATED, int HOW, bool BRAIN> struct Conv {
                 past(y, slot, begun, place);
             }
 #pragma unroll
-            for (int v = 0; v < V; ++v) store_element(taps.state, taps.at(slot, channel + v) + j, y[v], taps.kind);
+            for (int v = 0; v < V; ++v) store_one(taps.state, taps.at(slot, channel + v) + j, y[v], taps.kind);
         }
     }
 

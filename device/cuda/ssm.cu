@@ -7,6 +7,7 @@
 // 3. tied: rows of 128 whose A is one number (Mamba-2's heads): its exponential too is made once a row. One row for each
 //    eight threads: two and four rows a thread were 1 to 4 % slower.
 // 3a. tied_narrow: the same for states of 16 bits, two rows a thread.
+#include "selective_scan.cuh"
 #include "strips.cuh"
 
 #define UPDATE_THREADS 128  // device/ssm.py

@@ -6,6 +6,7 @@
 // A float32 sum of two does not depend on their order, so a butterfly gives every lane the tree's bits. What lies beyond
 // a row's end counts as +0 where the row is not a whole number of turns: it makes a partial of -0 a +0.
 #pragma once
+#include "elements.cuh"
 #include "tree.cuh"
 
 #define STRIP_LANES 8
@@ -45,17 +46,6 @@ VT_FN void store_four(void* base, i64 at, const float (&x)[4], int kind) {
     } else {
         *(uint2*)((char*)base + at * 2) = {narrow_f16(x[0], x[1]), narrow_f16(x[2], x[3])};
     }
-}
-
-VT_FN float load_one(const void* base, i64 at, int kind) {
-    float x[1];
-    load(x, base, at, kind);
-    return x[0];
-}
-
-VT_FN void store_one(void* base, i64 at, float y, int kind) {
-    float x[1] = {y};
-    store(base, at, x, kind);
 }
 
 // The trees of R rows at once: their exchanges are under way together.
