@@ -78,7 +78,7 @@ print("share of zeros by block:", *(f"{share:.0%}" for share in lost))
 # ## Scales
 # A block's scale is its largest value over 6, times a factor that spreads the scales of a whole tensor over e4m3, whose
 # largest number is 448, and rounded to it: three bits of mantissa. So the largest value of a block comes back off by up
-# to 1/16, and where scales are more than 2^17 apart, the small ones are 0, and their blocks with them.
+# to 1/16, and a scale that is 2^19 below the largest is 0, and its block with it.
 
 # %%
 wide = (2.0 ** np.linspace(-24, 0, 400)).astype(np.float32)[:, None] * np.ones(16, np.float32)
@@ -130,8 +130,8 @@ plt.tight_layout()
 # %% [markdown]
 # ## What is lost
 # The relative error of normally distributed numbers, beside MXFP4 (blocks of 32, scales that are powers of two) and
-# FP8 with a scale for each row. Then with outliers of growing size, one in a hundred numbers: small blocks confine
-# what an outlier does to its neighbours; what is left grows until only outliers count.
+# FP8 with a scale for each row. Then with outliers of growing size, one in a hundred numbers, and the error of the
+# others alone: the smaller the block, the fewer have an outlier beside them. FP8 has exponents enough not to notice.
 
 
 # %%
