@@ -17,7 +17,7 @@ CHUNK, COLUMNS, CHAINS = 64, 64, 16
 """k that are sent for at a time, columns of a warp, and chains that K is cut into at most, as in the .cuh file."""
 GROUPS = (16, 32)
 """Sizes of groups below CHUNK; beyond it, its multiples."""
-_FEW, _FEW_STAGES = 16, 3
+_FEW, _FEW_STAGES = 16, {4: 3, 8: 2}
 _MANY, _MANY_STAGES, _MANY_WARPS = 64, 2, 8
 _SUMS = 16 * 68 * 4
 """Bytes of one warp's sums of 16 rows."""
@@ -83,7 +83,7 @@ def product(op: str, family: str, a, weights: Weights, out) -> None:
     ]  # fmt: skip
     if rows <= _FEW:
         held = 8 if rows <= 8 else 16
-        ring = max(_FEW_STAGES * (held * 128 + own), _SUMS)
+        ring = max(_FEW_STAGES[weights.bits] * (held * 128 + own), _SUMS)
         tiles = columns // COLUMNS
         parts = 1
         while parts < chains and (tiles * parts * 2 <= _BLOCKS or -(-chains // parts) * ring > room):

@@ -14,13 +14,14 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "exllama's last codes": ("(16 * (code - 30) + 15)", "(16 * (31 - code) + 15)"),
     },
     "marlin": {
+        "scales of one group": ("run == 64 ? p / 8 + p % 8 * 8", "false ? p / 8 + p % 8 * 8"),
         "the next eight rows are the next eight columns": ("e % 2 + e / 2 % 2 * 8;\n        n = rest / 1024 * 64",
                                                            "e % 2 + e / 4 * 8;\n        n = rest / 1024 * 64"),
         "zero points of 8 bits interleaved": ("if (c.layout == ZEROS) at = at / count * count + joined",
                                               "at = at / count * count + joined"),
     },
     "machete": {
-        "zeros left out": ("return W::ZEROS_ADDED ? fma_pair<KIND>(value, N::ONE, other) : value;", "return value;"),
+        "zeros left out": ("return W::ZEROS_ADDED ? fma_pair<KIND>(value, N::ONE, zero[p]) : value;", "return value;"),
         "the sign of the eighth bit": ("bias ? N::MINUS_ZERO : 0x43004300u", "N::MINUS_ZERO"),
         "the upper half of a block": ("(n & 64) * (8 * BITS)", "0"),
     },
@@ -28,7 +29,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "zeros of the first format": ("int zero = (int)bias + (zeros", "int zero = (zeros"),
         "neighbours' groups": ("? groups[row] : 0;", "? row / (k / group_count) : 0;"),
         "a pair of codes apart": ("(order ? 8 : 4) * (lane & 3)", "4 * (lane & 3)"),
-        "scales of the first group of a chunk": ("groups == 4 ? s : groups == 2 ? s / 2 : 0", "0"),
+        "scales of the first group of a chunk": ("take(groups == 4 ? s : s / 2)", "take(0)"),
     },
     "awq": {
         "a part is not rounded": ("rounding == BY_PARTS ? through(sum[r], KIND)", "rounding == BY_PARTS ? sum[r]"),
@@ -38,7 +39,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "marlin_matmul": {
         "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),
         "warps do not wait for each other": ("            meet();", ""),
-        "chains meet": ("for (int turn = 0; turn < teams; ++turn) {", "for (int turn = 0; turn < 1; ++turn) {"),
+        "chains meet": ("turn < EIGHTS + teams - 1", "turn < EIGHTS"),
         "the sum of 4 bits is not rounded": ("BITS == 4 ? through(x, KIND) : x", "x"),
         "the other rows of the operand": ("fetch_matrices(b, sixteen + q * 1024);", "fetch_matrices(b, sixteen);"),
         "chain sums of the first part": ("sums[((part * teams + c) * rows", "sums[((0 * teams + c) * rows"),

@@ -21,6 +21,20 @@ def cupy_normal(*shape: int, dtype=BF16, seed: int = 0):
     return ops.cast_bf16(values) if dtype == BF16 else values.astype(dtype)
 
 
+def cupy_words(*shape: int):
+    """Words of random bits in CuPy."""
+    import cupy
+
+    return cupy.random.randint(-(2**31), 2**31 - 1, shape, dtype=np.int32)
+
+
+def torch_words(*shape: int):
+    """The same in torch."""
+    import torch
+
+    return torch.randint(-(2**31), 2**31 - 1, shape, device="cuda", dtype=torch.int32)
+
+
 def cupy_empty(*shape: int, dtype=BF16):
     """Room for a result in CuPy."""
     import cupy

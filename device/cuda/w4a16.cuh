@@ -10,8 +10,8 @@
 // 2. *_few: up to 16 rows. A block has 64 columns, a warp a chain of them, every warp a ring of cp.async copies of its
 //    own. Where the columns are too few for the GPU, or shared memory for a ring a chain, chains are dealt out to blocks,
 //    leave their sums in memory, and `join` adds up.
-// 3. *_many: 64 rows at a time, and a warp takes one chain after the other: 32 products for each operand unpacked. Warps
-//    side by side share the rows of `a`; sums wait in shared memory.
+// 3. *_many: 64 rows at a time, and a warp takes one chain after the other: eight products for each operand unpacked, and
+//    the next operands are unpacked between them. Warps side by side share the rows of `a`; sums wait in shared memory.
 #pragma once
 #include "mma.cuh"
 
@@ -20,6 +20,26 @@
 #define PITCH 68    // between rows of a warp's sums: writers meet in no bank
 
 #ifdef __CUDACC__
+// c += a b where `yes`, which is the same for all lanes: no branch, so that what comes next may begin before.
+template <int KIND> VT_FN void multiply_if(bool yes, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if constexpr (KIND == BF16)
+        asm("{.reg .pred p; setp.ne.s32 p, %10, 0; @p mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};}"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"((int)yes));
+    else
+        asm("{.reg .pred p; setp.ne.s32 p, %10, 0; @p mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};}"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"((int)yes));
+}
+// A value that the compiler keeps in a register: it would rather make it anew at every use.
+template <class T> VT_FN T kept(T x) {
+    asm("" : "+r"(x));
+    return x;
+}
+// Branches that differ in N alone stay branches: as one they would index registers, which would then lie in memory.
+template <int N> VT_FN void stay_apart() { asm volatile("// %0" ::"n"(N)); }
 template <int SELECT> VT_FN unsigned pick(unsigned a, unsigned b) { return __byte_perm(a, b, SELECT); }
 template <int KIND> VT_FN unsigned fma_pair(unsigned a, unsigned b, unsigned c) {
     unsigned d;
@@ -28,6 +48,11 @@ template <int KIND> VT_FN unsigned fma_pair(unsigned a, unsigned b, unsigned c) 
     return d;
 }
 #else
+template <int KIND> void multiply_if(bool yes, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    if (yes) multiply<KIND>(c, a, b0, b1);
+}
+template <class T> T kept(T x) { return x; }
+template <int N> void stay_apart() {}
 template <int SELECT> unsigned pick(unsigned a, unsigned b) {
     uint64_t both = (uint64_t)b << 32 | a;
     unsigned out = 0;
@@ -48,29 +73,31 @@ template <int KIND> struct Pairs {
     static constexpr unsigned BASE = KIND == BF16 ? 0x43004300u : 0x64006400u, MINUS_BASE = BASE | 0x80008000u;
 };
 
+template <int N> struct Number { static constexpr int value = N; };
+template <int N, int END, class F> VT_FN void each_number(F act) {
+    if constexpr (N < END) {
+        act(Number<N>());
+        each_number<N + 1, END>(act);
+    }
+}
+
 VT_FN unsigned word_at(const char* shared, int offset) { return *(const unsigned*)(shared + offset); }
 VT_FN uint4 words_at(const char* shared, int offset) { return *(const uint4*)(shared + offset); }
 
-// Formats. `send` copies a warp's 64 columns x 64 k; `codes` gives, for instruction s of the four, the words whose masked
+// Formats. A warp's 64 columns x 64 k are four quarters: lane l copies BITS / 4 times 16 neighbouring bytes of each, from
+// `from` on, `quarter` bytes apart, to `to`. `codes` gives, for instruction s of the four, the words whose masked
 // bits are the codes of register r of tile t: rows (columns of weights) g and g + 8 of 16 are numbers p = 2 t and 2 t + 1
 // of lane group g's eight columns. `column` says which of the 64 columns those are, `scale` where their scales lie among
 // the group's 64, `nibble` which of a word's zero points are theirs.
-struct Shape { i64 n, k; };
-
 template <int BITS_> struct MarlinWords {
     static constexpr int BITS = BITS_, BYTES = COLUMNS * CHUNK * BITS / 8;
     static constexpr bool NEIGHBOURS = true, ZEROS_ADDED = false;
     static VT_MEMBER int number(int column) { return (column & 7) | (column >> 3) << 3; }
     static VT_MEMBER int scale(int g, int p, int) { return 8 * g + p; }
     static VT_MEMBER int nibble(int p) { return (p >> 1) + 4 * (p & 1); }
-    static VT_MEMBER void send(char* shared, const char* words, i64 k, i64 n, const Shape& shape, int lane) {
-#pragma unroll
-        for (int s = 0; s < 4; ++s)
-#pragma unroll
-            for (int h = 0; h < BITS / 4; ++h)
-                copy_async(shared + (s * BITS / 4 + h) * 512 + lane * 16,
-                           words + (k / 16 + s) * shape.n * 2 * BITS + n * 2 * BITS + lane * 4 * BITS + h * 16);
-    }
+    static VT_MEMBER i64 from(i64 n, i64, int lane) { return n * 2 * BITS + lane * 4 * BITS; }
+    static VT_MEMBER i64 quarter(i64 columns) { return columns * 2 * BITS; }
+    static VT_MEMBER int to(int lane) { return lane * 16; }
     static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* shared, int s, int lane, int) {
         uint4 q[BITS / 4];
 #pragma unroll
@@ -98,14 +125,9 @@ template <int BITS_> struct MacheteWords {
     static VT_MEMBER int number(int column) { return column; }
     static VT_MEMBER int scale(int g, int p, int) { return g + 8 * p; }
     static VT_MEMBER int nibble(int) { return 0; }
-    static VT_MEMBER void send(char* shared, const char* words, i64 k, i64 n, const Shape& shape, int lane) {
-        const char* from = words + ((k / 64) * (shape.n / 128) + n / 128) * (1024 * BITS) + (n & 64) * (8 * BITS);
-#pragma unroll
-        for (int t = 0; t < 4; ++t)
-#pragma unroll
-            for (int h = 0; h < BITS / 4; ++h)
-                copy_async(shared + (t * BITS / 4 + h) * 512 + lane * 16, from + (t * 32 + lane) * 4 * BITS + h * 16);
-    }
+    static VT_MEMBER i64 from(i64 n, i64, int lane) { return n / 128 * (1024 * BITS) + (n & 64) * (8 * BITS) + lane * 4 * BITS; }
+    static VT_MEMBER i64 quarter(i64) { return 128 * BITS; }
+    static VT_MEMBER int to(int lane) { return lane * 16; }
     static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* shared, int s, int lane, int) {
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
@@ -129,13 +151,9 @@ struct GptqWords {
     static VT_MEMBER int number(int column) { return column >> 3 | (column & 7) << 3; }
     static VT_MEMBER int scale(int g, int p, int) { return 8 * g + p; }
     static VT_MEMBER int nibble(int p) { return p; }
-    static VT_MEMBER void send(char* shared, const char* words, i64 k, i64 n, const Shape& shape, int lane) {
-#pragma unroll
-        for (int h = 0; h < 4; ++h) {
-            int at = h * 32 + lane;
-            copy_async(shared + at * 16, words + ((k / 8 + at / 16) * shape.n + n) * 4 + at % 16 * 16);
-        }
-    }
+    static VT_MEMBER i64 from(i64 n, i64 columns, int lane) { return (lane / 16 * columns + n) * 4 + lane % 16 * 16; }
+    static VT_MEMBER i64 quarter(i64 columns) { return columns * 8; }
+    static VT_MEMBER int to(int lane) { return lane * 16; }
     static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* shared, int s, int lane, int order) {
         int shift = (order ? 8 : 4) * (lane & 3);
         unsigned own = order ? 0xffffu : 0xffffffffu, moved = order ? 0xf0000u : 0u;
@@ -163,13 +181,9 @@ struct AwqWords {
     static VT_MEMBER int scale(int g, int p, int order) { return 8 * g + place(p, order); }
     static VT_MEMBER int nibble(int p) { return p; }
     static VT_MEMBER int row(int k) { return (k ^ (k >> 2 & 1)) * 32; }  // the rows that lanes read meet in no bank
-    static VT_MEMBER void send(char* shared, const char* words, i64 k, i64 n, const Shape& shape, int lane) {
-#pragma unroll
-        for (int h = 0; h < 4; ++h) {
-            int at = h * 32 + lane;
-            copy_async(shared + row(at / 2) + at % 2 * 16, words + ((k + at / 2) * shape.n + n) / 2 + at % 2 * 16);
-        }
-    }
+    static VT_MEMBER i64 from(i64 n, i64 columns, int lane) { return (lane / 2 * columns + n) / 2 + lane % 2 * 16; }
+    static VT_MEMBER i64 quarter(i64 columns) { return columns * 8; }
+    static VT_MEMBER int to(int lane) { return row(lane / 2) + lane % 2 * 16; }
     static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* shared, int s, int lane, int) {
         int k = 16 * s + 2 * (lane & 3), column = lane >> 2 << 2;
 #pragma unroll
@@ -215,172 +229,248 @@ template <int KIND, int BITS> VT_FN void finish(void* out, i64 m, i64 n, i64 col
     store(out, m * columns + n, y, KIND);
 }
 
-// What the eight columns of a lane need of their group: in registers if HELD, else out of shared memory as it is asked for.
-template <int KIND, class W, bool HELD> struct Group {
-    unsigned scales_of[8], zeros_of[8];
-    const char *scales, *zeros;
-    int bias, order, g;
+// What the eight columns of a lane need of their group.
+template <int KIND, class W> struct Group {
+    unsigned scale[8], zero[8], mask;
 
-    VT_MEMBER void take(const char* scales_at, const char* zeros_at, int bias_, int order_, int lane) {
-        scales = scales_at, zeros = zeros_at, bias = bias_, order = order_, g = lane >> 2;
-        if constexpr (HELD) {
+    // Without scales and zero points.
+    VT_MEMBER void clear(int bias) {
+        mask = kept(W::BITS == 4 ? 0x000f000fu : KIND == F16 ? 0x00ff00ffu : 0x007f007fu);
 #pragma unroll
-            for (int p = 0; p < 8; ++p) scales_of[p] = scale(p), zeros_of[p] = zero(p);
+        for (int p = 0; p < 8; ++p) {
+            scale[p] = Pairs<KIND>::ONE;
+            zero[p] = W::ZEROS_ADDED ? Pairs<KIND>::MINUS_ZERO : Pairs<KIND>::MINUS_BASE + (unsigned)bias * 0x10001u;
         }
     }
-    VT_MEMBER unsigned scale(int p) const {
-        if (scales == nullptr) return Pairs<KIND>::ONE;
-        return *(const unsigned short*)(scales + 2 * W::scale(g, p, order)) * 0x10001u;
-    }
-    VT_MEMBER unsigned zero(int p) const {
-        if constexpr (W::ZEROS_ADDED)
-            return zeros == nullptr ? Pairs<KIND>::MINUS_ZERO
-                                    : *(const unsigned short*)(zeros + 2 * W::scale(g, p, order)) * 0x10001u;
-        unsigned code = zeros == nullptr ? 0 : word_at(zeros, g * 4) >> 4 * W::nibble(p) & 15u;
-        return Pairs<KIND>::MINUS_BASE + (code + (unsigned)bias) * 0x10001u;
+
+    VT_MEMBER void take(const char* scales, const char* zeros, bool scaled, bool zeroed, int bias, int order, int lane) {
+        int g = lane >> 2;
+        if (scaled) {
+            if constexpr (W::NEIGHBOURS) {
+                uint4 q = words_at(scales, g * 16);
+                const unsigned w[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+                for (int p = 0; p < 8; ++p) scale[p] = p & 1 ? pick<0x3232>(w[p / 2], 0) : pick<0x1010>(w[p / 2], 0);
+            } else {
+#pragma unroll
+                for (int p = 0; p < 8; ++p) scale[p] = *(const unsigned short*)(scales + 2 * W::scale(g, p, order)) * 0x10001u;
+            }
+        }
+        if (zeroed) {
+            unsigned word = W::ZEROS_ADDED ? 0 : word_at(zeros, g * 4);
+#pragma unroll
+            for (int p = 0; p < 8; ++p) {
+                if constexpr (W::ZEROS_ADDED) zero[p] = *(const unsigned short*)(zeros + 2 * W::scale(g, p, order)) * 0x10001u;
+                else zero[p] = Pairs<KIND>::MINUS_BASE + ((word >> 4 * W::nibble(p) & 15u) + (unsigned)bias) * 0x10001u;
+            }
+        }
     }
 
     // A pair of weights of number p, each rounded to KIND: its codes are `raw`'s masked bits.
-    VT_MEMBER unsigned weights(unsigned raw, int p) const {
+    VT_MEMBER unsigned weights(unsigned raw, int p, int bias) const {
         typedef Pairs<KIND> N;
-        unsigned value, factor = HELD ? scales_of[p] : scale(p), other = HELD ? zeros_of[p] : zero(p);
+        unsigned value;
         if constexpr (W::BITS == 4) {
-            unsigned minus = W::ZEROS_ADDED ? N::MINUS_BASE + (unsigned)bias * 0x10001u : other;
-            value = fma_pair<KIND>((raw & 0x000f000fu) | N::BASE, N::ONE, minus);
+            unsigned minus = W::ZEROS_ADDED ? N::MINUS_BASE + (unsigned)bias * 0x10001u : zero[p];
+            value = fma_pair<KIND>((raw & mask) | N::BASE, N::ONE, minus);
         } else if constexpr (KIND == F16) {
-            value = fma_pair<KIND>((raw & 0x00ff00ffu) | N::BASE, N::ONE, N::MINUS_BASE + (unsigned)bias * 0x10001u);
+            value = fma_pair<KIND>((raw & mask) | N::BASE, N::ONE, N::MINUS_BASE + (unsigned)bias * 0x10001u);
         } else {  // seven bits of the code fit: less 128 or, where the eighth is not set, less 256
-            value = fma_pair<KIND>((raw & 0x007f007fu) | N::BASE, N::ONE, (raw & 0x00800080u) ^ 0xc380c380u);
+            value = fma_pair<KIND>((raw & mask) | N::BASE, N::ONE, (raw & 0x00800080u) ^ 0xc380c380u);
             if (W::ZEROS_ADDED) value = fma_pair<KIND>(value, N::ONE, bias ? N::MINUS_ZERO : 0x43004300u);
         }
-        value = fma_pair<KIND>(value, factor, N::MINUS_ZERO);
-        return W::ZEROS_ADDED ? fma_pair<KIND>(value, N::ONE, other) : value;
+        value = fma_pair<KIND>(value, scale[p], N::MINUS_ZERO);
+        return W::ZEROS_ADDED ? fma_pair<KIND>(value, N::ONE, zero[p]) : value;
     }
 };
 
 // EIGHTS: rows of `a` in eights; `across` warps side by side, the others on other chains.
 template <int KIND, class W, int EIGHTS, int STAGES, bool FEW> VT_FN void w4a16(W4A16_PARAMETERS) {
     VT_SHARED(memory);
-    const Shape shape = {columns, depth};
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, side = warp % (int)across, team = warp / (int)across;
-    int teams = (int)(blockDim.x >> 5) / (int)across, member = threadIdx.x - team * (int)across * 32;
-    i64 down = FEW ? parts : (rows + EIGHTS * 8 - 1) / (EIGHTS * 8);
-    i64 part = FEW ? blockIdx.x % down : 0, top = FEW ? 0 : blockIdx.x % down * (EIGHTS * 8);
-    i64 left = blockIdx.x / down * across * COLUMNS, n = left + side * COLUMNS;
+    constexpr int HALVES = W::BITS / 4;
+    const int broad = FEW ? 1 : (int)across;  // warps of a team: 1, 2 or 4
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, side = warp & (broad - 1), team = warp / broad;
+    int teams = (int)(blockDim.x >> 5) / broad, member = side * 32 + lane;
+    unsigned down = FEW ? (unsigned)parts : (unsigned)((rows + EIGHTS * 8 - 1) / (EIGHTS * 8));
+    unsigned column = blockIdx.x / down, beside_it = blockIdx.x - column * down;
+    int part = FEW ? (int)beside_it : 0;
+    i64 top = FEW ? 0 : (i64)beside_it * (EIGHTS * 8), left = (i64)column * broad * COLUMNS, n = left + side * COLUMNS;
     bool scaled = scales != nullptr, zeroed = zeros != nullptr;
-    int chunks = (int)(depth / CHUNK), groups = group < CHUNK ? CHUNK / (int)group : 1, chunks_a_group = group < CHUNK ? 1 : (int)group / CHUNK;
-    int zero_bytes = W::ZEROS_ADDED ? 128 : 32, own = W::BYTES + groups * (128 + zero_bytes);
-    int stage_bytes = (int)held * 128 + (int)across * own;
+    int chunks = (int)(depth / CHUNK), groups = group < CHUNK ? CHUNK / (int)group : 1;
+    int chunks_a_group = group < CHUNK ? 1 : (int)group / CHUNK;
+    unsigned reciprocal = chunks_a_group > 1 ? 0xffffffffu / (unsigned)chunks_a_group + 1 : 0;
+    constexpr int ZERO_BYTES = W::ZEROS_ADDED ? 128 : 32;
+    int own = W::BYTES + groups * (128 + ZERO_BYTES), stage_bytes = (int)held * 128 + broad * own;
     float* total = (float*)memory;
-    char* ring = (char*)memory + (FEW ? 0 : (int)across * EIGHTS * 8 * PITCH * 4) + team * STAGES * stage_bytes;
+    char* ring = (char*)memory + (FEW ? 0 : broad * EIGHTS * 8 * PITCH * 4) + team * STAGES * stage_bytes;
     int steps = (int)length * (FEW ? 1 : ((int)chains + teams - 1) / teams);
-
-    struct Walk {  // through a team's chains, from chunk to chunk
-        int chain, at;
-        VT_MEMBER void next(int length, int teams) {
-            if (++at == length) at = 0, chain += teams;
-        }
+    // A chunk's group, exact while K < 2^22 and so chunk * chunks_a_group < 2^32; the first one where it has several.
+    auto group_of = [&](int chunk) {
+        return chunks_a_group > 1 ? (int)((unsigned long long)reciprocal * (unsigned)chunk >> 32) : chunk * groups;
     };
-    Walk ahead = {FEW ? (int)part * teams + team : team, 0};
-    auto send = [&](int step) {
-        int chunk = ahead.chain * (int)length + ahead.at;
-        ahead.next((int)length, teams);
-        if (step < steps && chunk < chunks) {
-            char* stage = ring + step % STAGES * stage_bytes;
-            i64 k = (i64)chunk * CHUNK;
+
+    // What this lane copies: 16 bytes of every fourth row a warp of the team, of words, and of scales and zero points.
+    int row = member >> 3, vector = member & 7, apart = 4 * broad, lines = 0;
+    if (top + row < rows) {
+        int reach = (int)(rows - top < held ? rows - top : held);
+        lines = (reach - row + apart - 1) / apart;
+    }
+    const char* line = (const char*)a + ((top + row) * depth + vector * 8) * 2;
+    const char* word = (const char*)words + W::from(n, columns, lane);
+    int place = kept(swizzled<8>(row, vector)), to = kept(W::to(lane));
+    i64 quarter = W::quarter(columns), chunk_bytes = columns * (CHUNK * W::BITS / 8), line_bytes = apart * depth * 2;
+    bool at_zeros = lane >= 8, beside = at_zeros ? zeroed && lane < 8 + ZERO_BYTES / 16 : scaled;
+    const char* factor = at_zeros ? (const char*)zeros + n * ZERO_BYTES / COLUMNS + (lane - 8) * 16
+                                  : (const char*)scales + n * 2 + lane * 16;
+    i64 factor_bytes = at_zeros ? columns * ZERO_BYTES / COLUMNS : columns * 2;
+
+    // On the way through a team's chains: the next chunk to send for, and where it goes.
+    int chunk_ahead = (part * teams + team) * (int)length, at_ahead = 0, stage_ahead = 0, sent = 0;
+    int jump = (teams - 1) * (int)length + 1;
+    word += chunk_ahead * chunk_bytes;
+    line += (i64)chunk_ahead * (CHUNK * 2);
+    auto send = [&] {
+        if (sent < steps && chunk_ahead < chunks) {
+            char *stage = ring + stage_ahead, *mine = stage + held * 128 + side * own, *quarters = mine + to;
+            const char* from = word;
+#pragma unroll
+            for (int q = 0; q < 4; ++q, from += quarter)
+#pragma unroll
+                for (int h = 0; h < HALVES; ++h) copy_async(quarters + (q * HALVES + h) * 512, from + h * 16);
+            auto copy_line = [&](int i) {  // as `swizzled` has it: rows apart by 4 have their halves exchanged
+                copy_async(stage + i * apart * 128 + (place ^ (i * apart & 4) << 4), line + i * line_bytes);
+            };
+            if (FEW) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (i < lines) copy_line(i);
+            } else {
+#pragma unroll 4
+                for (int i = 0; i < lines; ++i) copy_line(i);
+            }
+            int g = group_of(chunk_ahead);
+            if (groups == 1) {
+                if (beside) copy_async(mine + W::BYTES + lane * 16, factor + g * factor_bytes);
+            } else {
 #pragma unroll 1
-            for (int at = member; at < (int)held * 8; at += (int)across * 32)
-                if (top + at / 8 < rows)
-                    copy_async(stage + swizzled<8>(at / 8, at & 7), (const char*)a + ((top + at / 8) * depth + k + (at & 7) * 8) * 2);
-            char* mine = stage + held * 128 + side * own;
-            W::send(mine, (const char*)words, k, n, shape, lane);
-            int row = chunk * groups / chunks_a_group;
-            if (scaled)
-#pragma unroll 1
-                for (int at = lane; at < groups * 8; at += 32)
-                    copy_async(mine + W::BYTES + at * 16, (const char*)scales + ((i64)(row + at / 8) * columns + n) * 2 + at % 8 * 16);
-            if (zeroed)
-#pragma unroll 1
-                for (int at = lane; at < groups * zero_bytes / 16; at += 32) {
-                    int which = at / (zero_bytes / 16), vector = at % (zero_bytes / 16);
-                    copy_async(mine + W::BYTES + groups * 128 + at * 16,
-                               (const char*)zeros + ((i64)(row + which) * columns + n) * zero_bytes / COLUMNS + vector * 16);
-                }
+                for (int each = 0; each < groups; ++each)
+                    if (beside)
+                        copy_async(mine + W::BYTES + (at_zeros ? groups * 128 + each * ZERO_BYTES + lane * 16 - 128 : each * 128 + lane * 16),
+                                   factor + (g + each) * factor_bytes);
+            }
         }
+        bool end = !FEW && ++at_ahead == (int)length;
+        if (end) at_ahead = 0;
+        chunk_ahead += end ? jump : 1;
+        word += end ? jump * chunk_bytes : chunk_bytes;
+        line += end ? jump * (CHUNK * 2) : CHUNK * 2;
+        stage_ahead = stage_ahead == (STAGES - 1) * stage_bytes ? 0 : stage_ahead + stage_bytes;
+        ++sent;
         copies_close();
     };
     auto meet = [&] {
-        if (FEW || across == 1) warp_meets();
+        if (FEW || broad == 1) warp_meets();
         else __syncthreads();
     };
 
     float sum[EIGHTS][4][4];
-    // The sum of row 8 e + 2 (lane % 4) + r % 2 and number 16 t + 8 (r / 2) + lane / 4 of the warp's columns.
-    auto each = [&](auto act) {
+    // Sums of rows 8 e ... 8 e + 7: row 8 e + 2 (lane % 4) + r % 2, number 16 t + 8 (r / 2) + lane / 4 of the columns.
+    auto each = [&](int e, auto act) {
 #pragma unroll
-        for (int e = 0; e < EIGHTS; ++e) {
-            asm volatile("" ::: "memory");  // all loads before all stores would take a register each
+        for (int t = 0; t < 4; ++t)
 #pragma unroll
-            for (int t = 0; t < 4; ++t)
-#pragma unroll
-                for (int r = 0; r < 4; ++r)
-                    act(8 * e + 2 * (lane & 3) + (r & 1), 16 * t + 8 * (r >> 1) + (lane >> 2), sum[e][t][r]);
-        }
+            for (int r = 0; r < 4; ++r)
+                act(8 * e + 2 * (lane & 3) + (r & 1), 16 * t + 8 * (r >> 1) + (lane >> 2), sum[e][t][r]);
     };
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) send(s);
-    int step = 0;
-    for (int chain = FEW ? (int)part * teams + team : team; step < steps; chain += teams) {
+    for (int s = 0; s < STAGES - 1; ++s) send();
+    int step = 0, stage_here = 0;
+    int rows_from = kept(swizzled<8>((lane & 7) + (lane >> 4) * 8, 0)), lane_bit = kept(lane >> 3 & 1), lane_row = kept(lane & 7);
+    Group<KIND, W> of;
+    of.clear((int)zero);
+    for (int chain = part * teams + team; step < steps; chain += teams) {
 #pragma unroll
         for (int e = 0; e < EIGHTS; ++e)
 #pragma unroll
             for (int t = 0; t < 4; ++t)
 #pragma unroll
                 for (int r = 0; r < 4; ++r) sum[e][t][r] = 0.0f;
+        int taken = -1;
 #pragma unroll 1
         for (int at = 0; at < (int)length; ++at, ++step) {
             copies_wait<STAGES - 2>();
             meet();
-            send(step + STAGES - 1);
-            if (chain * (int)length + at < chunks) {
-                const char* stage = ring + step % STAGES * stage_bytes;
-                const char* mine = stage + held * 128 + side * own;
-                Group<KIND, W, FEW> of;
-#pragma unroll(FEW ? 4 : 1)
-                for (int s = 0; s < 4; ++s) {
-                    if (!FEW || s == 0 || (s == 2 && groups > 1) || groups == 4) {
-                        int which = groups == 4 ? s : groups == 2 ? s / 2 : 0;
-                        const char* at = mine + W::BYTES;
-                        of.take(scaled ? at + which * 128 : nullptr, zeroed ? at + groups * 128 + which * zero_bytes : nullptr,
-                                (int)zero, (int)order, lane);
-                    }
-                    unsigned raw[4][4];
-                    W::codes(raw, mine, s, lane, (int)order);
-                    const char* sixteen = stage + swizzled<8>((lane & 7) + (lane >> 4) * 8, 2 * s + (lane >> 3 & 1));
+            send();
+            int chunk = chain * (int)length + at;
+            if (chunk < chunks) {
+                const char* stage = ring + stage_here;
+                const char *mine = stage + held * 128 + side * own, *factors_at = mine + W::BYTES;
+                const char* zeros_at = factors_at + groups * 128;
+                auto take = [&](int which) {
+                    of.take(factors_at + which * 128, zeros_at + which * ZERO_BYTES, scaled, zeroed, (int)zero, (int)order, lane);
+                };
+                auto unpack = [&](unsigned (&raw)[4][4], int t) {
 #pragma unroll
-                    for (int t = 0; t < 4; ++t)
-#pragma unroll
-                        for (int r = 0; r < 4; ++r) raw[t][r] = of.weights(raw[t][r], 2 * t + (r & 1));
-#pragma unroll
-                    for (int q = 0; q < EIGHTS; q += 2) {
+                    for (int r = 0; r < 4; ++r) raw[t][r] = of.weights(raw[t][r], 2 * t + (r & 1), (int)zero);
+                };
+                // Products of the sixteen k that `raw` is of; meanwhile those after them are unpacked, a tile a time.
+                auto sixteen_k = [&](int s, unsigned (&raw)[4][4], unsigned (&next)[4][4], bool more) {
+                    if (more) W::codes(next, mine, s + 1, lane, (int)order);
+                    const char* sixteen = stage + (rows_from + (((2 * s + lane_bit) ^ lane_row) - lane_row) * 16);
+                    each_number<0, EIGHTS / 2>([&](auto pair_of_eights) {
+                        constexpr int q = 2 * decltype(pair_of_eights)::value;
                         unsigned b[4];
                         fetch_matrices(b, sixteen + q * 1024);
 #pragma unroll
                         for (int t = 0; t < 4; ++t) {
                             multiply<KIND>(sum[q][t], raw[t], b[0], b[1]);
-                            multiply<KIND>(sum[q + 1][t], raw[t], b[2], b[3]);
+                            if (FEW) multiply_if<KIND>(held > 8, sum[q + 1][t], raw[t], b[2], b[3]);
+                            else multiply<KIND>(sum[q + 1][t], raw[t], b[2], b[3]);
+                            if (more && FEW) unpack(next, t);
                         }
+                        if (more && !FEW) unpack(next, q / 2);
+                    });
+                };
+                unsigned raw[2][4][4];
+                auto begin = [&](int s) {
+                    W::codes(raw[0], mine, s, lane, (int)order);
+#pragma unroll
+                    for (int t = 0; t < 4; ++t) unpack(raw[0], t);
+                };
+                if (groups == 1) {
+                    int g = group_of(chunk);
+                    if (g != taken) take(0);
+                    taken = g;
+                    constexpr bool AHEAD = FEW || !W::ZEROS_ADDED;  // else there are too few registers
+                    if (AHEAD) begin(0);
+#pragma unroll(AHEAD ? 4 : 1)
+                    for (int s = 0; s < 4; ++s) {
+                        if (!AHEAD) begin(s);
+                        sixteen_k(s, raw[AHEAD ? s & 1 : 0], raw[AHEAD ? ~s & 1 : 1], AHEAD && s < 3);
+                    }
+                } else {
+#pragma unroll 1
+                    for (int s = 0; s < 4; ++s) {
+                        if (groups == 4 || s != 1 && s != 3) take(groups == 4 ? s : s / 2);
+                        begin(s);
+                        sixteen_k(s, raw[0], raw[1], false);
                     }
                 }
             }
+            stage_here = stage_here == (STAGES - 1) * stage_bytes ? 0 : stage_here + stage_bytes;
         }
-        if constexpr (!FEW) {
-            for (int turn = 0; turn < teams; ++turn) {
-                if (turn == team && chain < chains)
-                    each([&](int m, int number, float x) {
-                        float* at = total + (side * EIGHTS * 8 + m) * PITCH + number;
+        if constexpr (!FEW) {  // eight rows after eight rows, each team one behind the team before it
+            float* sums_at = total + side * EIGHTS * 8 * PITCH;
+            for (int turn = 0; turn < EIGHTS + teams - 1; ++turn) {
+                each_number<0, EIGHTS>([&](auto eight) {
+                    constexpr int e = decltype(eight)::value;
+                    if (e != turn - team || chain >= chains) return;
+                    stay_apart<e>();
+                    each(e, [&](int m, int number, float x) {
+                        float* at = sums_at + m * PITCH + number;
                         *at = chain ? *at + x : x;
                     });
+                });
                 __syncthreads();
             }
         }
@@ -388,17 +478,22 @@ template <int KIND, class W, int EIGHTS, int STAGES, bool FEW> VT_FN void w4a16(
     copies_wait<0>();
     __syncthreads();
     if constexpr (FEW) {  // a chain's sums lie where its ring was
-        each([&](int m, int number, float x) { total[(team * 16 + m) * PITCH + number] = x; });
+#pragma unroll
+        for (int e = 0; e < EIGHTS; ++e)
+            each(e, [&](int m, int number, float x) { total[(team * 16 + m) * PITCH + number] = x; });
         __syncthreads();
+        int count = (int)chains - (int)part * teams < teams ? (int)chains - (int)part * teams : teams;
         for (int at = threadIdx.x; at < (int)rows * COLUMNS; at += blockDim.x) {
             int m = at / COLUMNS, number = number_of<W>(at % COLUMNS, (int)order);
-            float x = 0.0f;
-            for (int c = 0; c < teams && part * teams + c < chains; ++c) {
-                float y = total[(c * 16 + m) * PITCH + number];
-                x = c ? x + y : y;
-                if (sums != nullptr) sums[((part * teams + c) * rows + m) * columns + left + at % COLUMNS] = y;
+            const float* from = total + m * PITCH + number;
+            if (sums == nullptr) {
+                float x = from[0];
+                for (int c = 1; c < count; ++c) x += from[c * 16 * PITCH];
+                finish<KIND, W::BITS>(out, m, left + at % COLUMNS, columns, x, factors, bias);
+            } else {
+                for (int c = 0; c < count; ++c)
+                    sums[((part * teams + c) * rows + m) * columns + left + at % COLUMNS] = from[c * 16 * PITCH];
             }
-            if (sums == nullptr) finish<KIND, W::BITS>(out, m, left + at % COLUMNS, columns, x, factors, bias);
         }
     } else {
         int wide = (int)across * COLUMNS;
@@ -482,7 +577,7 @@ template <int KIND> VT_FN void plain(
 
 #define W4A16_KERNELS(NAME, KIND, WORDS)                                                                         \
     extern "C" __global__ void __launch_bounds__(512, 1) NAME##_few(W4A16_PARAMETERS) {                          \
-        w4a16<KIND, WORDS, 2, 3, true>(W4A16_NAMES);                                                             \
+        w4a16<KIND, WORDS, 2, WORDS::BITS == 4 ? 3 : 2, true>(W4A16_NAMES);                                                             \
     }                                                                                                            \
     extern "C" __global__ void __launch_bounds__(256, 1) NAME##_many(W4A16_PARAMETERS) {                         \
         w4a16<KIND, WORDS, 8, 2, false>(W4A16_NAMES);                                                            \
