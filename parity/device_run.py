@@ -26,6 +26,12 @@ from .emulation import EmulatedRuntime
 _SENTINELS = 64
 
 
+def elements_of(value: np.ndarray) -> np.ndarray:
+    """A broadcast view's own elements, each once; any other array itself."""
+    repeated = [step == 0 and size > 1 for size, step in zip(value.shape, value.strides)]
+    return value[tuple(slice(0, 1) if again else slice(None) for again in repeated)] if any(repeated) else value
+
+
 class Emulated:
     """NumPy arrays through launchers and emulated kernels."""
 
@@ -39,6 +45,8 @@ class Emulated:
             return value
         if value.ndim > 1 and value.T.flags.c_contiguous and not value.flags.c_contiguous:
             return self.send(value.T).T  # columns of neighbours stay that
+        if (once := elements_of(value)) is not value:
+            return np.broadcast_to(self.send(once), value.shape)
         copy = self.runtime.empty(value.shape, value.dtype)
         copy[...] = value
         return copy
@@ -69,7 +77,11 @@ class Cuda:
         self.cupy, self.provider, self.runtime = cupy, provider, runtime.current()
 
     def send(self, value):
-        return self.cupy.asarray(value) if isinstance(value, np.ndarray) else value
+        if not isinstance(value, np.ndarray):
+            return value
+        once = elements_of(value)
+        there = self.cupy.asarray(once)
+        return there if once is value else self.cupy.broadcast_to(there, value.shape)
 
     def fetch(self, value) -> np.ndarray:
         return self.cupy.asnumpy(value)
