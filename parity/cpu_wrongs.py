@@ -87,7 +87,9 @@ WRONGS = [
     Wrong("ggml_values", ("embedding_quant",), "return q - 16 if number == 2 else q", "return q"),
     Wrong("ggml", ("matmul_bt_quant",), "return (whole * d) * da if form == CODES_FIRST else whole * (d * da)",
           "return whole * (d * da)"),
-    Wrong("ggml_one", ("matmul_bt_quant",), "for k in range(8):", "for k in range(7, -1, -1):"),
+    Wrong("ggml_one", ("matmul_bt_quant",), "for k in range(0, 8, 4):", "for k in range(4, -4, -4):"),
+    Wrong("ggml_eight", ("matmul_bt_quant",), "for lane in range(1, 9):", "for lane in range(8, 0, -1):"),
+    Wrong("ggml", ("matmul_bt_quant",), "128 * next_ + 16 * row", "128 + 16 * row"),
 ]  # fmt: skip
 
 

@@ -26,7 +26,8 @@ sys.stdout.buffer.write(results())"""
 
 
 def results() -> bytes:
-    """One row, which meets weights by itself, and six, of which four meet unpacked ones."""
+    """One row, which meets weights by itself, and six, which meet unpacked ones of the types with blocks of 256; four
+    of them do of those with blocks of 32."""
     found = [
         ops.matmul_bt_quant(draw((rows, 512), "float32", rows), blocks(kind, 18, 512, 21), quant_type=kind)
         for kind in KINDS

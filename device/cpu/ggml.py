@@ -13,7 +13,8 @@ ROWS, TILES, VALUES = Kernels("ggml_rows"), Kernels("ggml"), Kernels("ggml_value
 _FLOAT32 = np.dtype(np.float32)
 _LANES = 16  # rows of weights that are unpacked together
 _WORDS_32, _WORDS_256 = 8, 136  # of a block of activations
-_ONE_BY_ONE = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")  # types of which single rows meet without being unpacked
+_OFFSETS = {"Q3_K": 4, "Q4_K": 0, "Q5_K": 0, "Q6_K": 32}
+"""Of the codes of those types of which single rows of activations meet weights that are not unpacked."""
 
 
 def _blocks(op: str, quant_type: str, x, out):
@@ -71,16 +72,21 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
 def _product(a, b, quant_type, traits, blocks, out) -> None:
     array, rows, stride = rows_of(a)
     columns, large = b.shape[0], traits.elements == 256
-    words = np.empty(rows * blocks * (_WORDS_256 if large else _WORDS_32) + _LANES, np.int32)
-    scales = np.empty(rows * blocks * 2, np.float32)
+    many = False
     if large:
-        quantise, last = ROWS.words_256, rows // 4 * 4 if quant_type in _ONE_BY_ONE else rows
+        many = rows >= (ROWS.EIGHTS_IN_LANES if quant_type in _OFFSETS else ROWS.EIGHTS_IN_BLOCKS)
+        form = ROWS.BY_EIGHTS if many else ROWS.AS_BYTES if quant_type in _OFFSETS else ROWS.ROW_BY_ROW
+        slots, quantise = -(-rows // 8) * 8 if many else rows, ROWS.words_256
+        last = rows, form, _OFFSETS.get(quant_type, 0)
     else:
-        quantise, last = ROWS.words_32, int(traits.activation == "Q8_1")
-    split(quantise, rows, 8 * a.size, array, stride, KINDS[a.dtype], blocks, words, scales, last)
+        slots, quantise, last = rows, ROWS.words_32, (int(traits.activation == "Q8_1"),)
+    words = np.empty(slots * blocks * (_WORDS_256 if large else _WORDS_32) + _LANES, np.int32)
+    scales = np.empty(slots * blocks * 2, np.float32)
+    split(quantise, slots, 8 * a.size, array, stride, KINDS[a.dtype], blocks, words, scales, *last)
     split(
         getattr(TILES, quant_type.lower()), -(-columns // _LANES), columns * b.shape[1] * (1 + rows), b,
         b.strides[0] if columns > 1 else b.shape[1], columns, words, scales, rows, blocks, out, KINDS[out.dtype],
+        grain=1 + many,
     )  # fmt: skip
 
 

@@ -20,26 +20,26 @@ from .ggml_32 import (
     two_scales,
 )  # fmt: skip
 from .ggml_256 import BLOCK, unpack_q2_k, unpack_q3_k, unpack_q4_k, unpack_q5_k, unpack_q6_k
+from .ggml_eight import in_blocks, in_lanes
 from .ggml_grids import unpack_iq2_xxs, unpack_iq3_xxs
 from .ggml_one import (
-    one_by_one,
-    row_q3_k,
-    row_q4_k,
-    row_q5_k,
-    row_q6_k,
+    TABLE,
+    dots_q3_k,
+    dots_q4_k,
+    dots_q5_k,
+    dots_q6_k,
+    scales_q3_k,
     scales_q4_k,
-    scales_row_q3_k,
-    scales_row_q6_k,
+    scales_q6_k,
+    sixteen_by_one,
 )  # fmt: skip
+from .ggml_rows import EIGHTS_IN_BLOCKS, EIGHTS_IN_LANES
 from .lanes import spread, zeros
-from .memory import address, allocate, get_f32, get_i32, load_f32, put, release, scratch, set_at, store
+from .memory import address, allocate, get_f32, get_i32, load_f32, put, release, scratch, store
 from .words import (
     add_fours,
     as_float,
-    four_rows_of_a_lane,
     four_rows_of_bytes,
-    four_rows_of_halves,
-    four_rows_of_minimums,
     inlined,
     no_words,
     one_row_of_halves,
@@ -153,25 +153,6 @@ def _term_256(minimum, sums, low, d, dmin, da):
 
 
 @inlined
-def _four_rows_256(minimum, words, scales, blocks, a, a_step, a_scales, s_step):
-    """Sixteen unpacked rows of weights by four rows of a."""
-    one, two, three, four = zeros(), zeros(), zeros(), zeros()
-    for i in range(blocks):
-        w, at, s = words + 4 * BLOCK * i, a + 544 * i, a_scales + 8 * i
-        p, q, r, t = no_words(), no_words(), no_words(), no_words()
-        for part in range(0, 128, 16):
-            p0, q0, r0, t0 = four_rows_of_halves(w + 64 * part, at + 4 * part, a_step)
-            p, q, r, t = p + p0, q + q0, r + r0, t + t0
-        pm, qm, rm, tm = four_rows_of_minimums(w + 64 * 128, at + 512, a_step)
-        d, dmin = load_f32(scales, 32 * i), load_f32(scales, 32 * i + 16)
-        one = one + _term_256(minimum, p, pm, d, dmin, spread(get_f32(s, 0)))
-        two = two + _term_256(minimum, q, qm, d, dmin, spread(get_f32(s + s_step, 0)))
-        three = three + _term_256(minimum, r, rm, d, dmin, spread(get_f32(s + 2 * s_step, 0)))
-        four = four + _term_256(minimum, t, tm, d, dmin, spread(get_f32(s + 3 * s_step, 0)))
-    return one, two, three, four
-
-
-@inlined
 def _one_row_256(minimum, unpack, size, memory, b, b_step, blocks, a, a_scales):
     """Sixteen rows of weights by one row of a: each block is unpacked where the one before it was."""
     total = zeros()
@@ -182,83 +163,66 @@ def _one_row_256(minimum, unpack, size, memory, b, b_step, blocks, a, a_scales):
             sums = sums + one_row_of_halves(memory + 64 * part, a + 544 * i + 4 * part, 0)[0]
         low = one_row_of_minimums(memory + 64 * 128, a + 544 * i + 512, 0)[0]
         d, dmin = load_f32(memory + 4 * BLOCK, 0), load_f32(memory + 4 * BLOCK, 16)
-        total = total + _term_256(minimum, sums, low, d, dmin, spread(get_f32(a_scales, 2 * i)))
+        total = total + _term_256(minimum, sums, low, d, dmin, spread(get_f32(a_scales, i)))
     return total
 
 
 @inlined
-def of_256(unpack, minimum, size, fold, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
-    """Tiles begin ... end of the types whose blocks of 256 have one running sum: rows of a by fours, and one by one."""
-    fours = rows // 4 * 4
-    memory = allocate((4 * BLOCK + 128) * (blocks if fours else 1))
+def _by_eights(unpack, meet, minimum, fold, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
+    """Tiles begin ... end by all rows of a, two tiles and eight rows at a time."""
+    apart = (4 * BLOCK + 128) * blocks
+    memory, sums = allocate(2 * apart), scratch(2560)
     scales = memory + 4 * BLOCK * blocks
+    for tile in range(begin, end, 2):
+        for next_ in range(2):
+            column = min(16 * (tile + next_), columns - 16)
+            unpack(b + b_step * column, b_step, blocks, memory + apart * next_, scales + apart * next_)
+        for eight in range(0, rows, 8):
+            meet(minimum, blocks, memory, scales, apart, a + 544 * eight * blocks, a_scales + 4 * eight * blocks, sums)
+            few = min(8, rows - eight)
+            for i in range(2 * few):
+                row, next_ = i % few, i // few
+                column = min(16 * (tile + next_), columns - 16)
+                total = load_f32(sums, 128 * next_ + 16 * row) * fold
+                store(total, out, (eight + row) * columns + column, 16, kind)
+    release(memory)
+
+
+@inlined
+def of_256(unpack, minimum, size, fold, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind):
+    """Tiles begin ... end of the types whose blocks of 256 have one running sum: rows of a by eights, or one."""
+    if rows >= EIGHTS_IN_BLOCKS:
+        _by_eights(unpack, in_blocks, minimum, fold, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out,
+                   kind)  # fmt: skip
+        return
+    memory = allocate(4 * BLOCK + 128)
     for tile in range(begin, end):
         column = min(16 * tile, columns - 16)
-        at = b + b_step * column
-        if fours:
-            unpack(at, b_step, blocks, memory, scales)
-        for row in range(0, fours, 4):
-            one, two, three, four = _four_rows_256(minimum, memory, scales, blocks, a + 544 * row * blocks,
-                                                   544 * blocks, a_scales + 8 * row * blocks, 8 * blocks)  # fmt: skip
-            _store_four(one * fold, two * fold, three * fold, four * fold, out, row * columns + column, columns, kind)
-        for row in range(fours, rows):
-            total = _one_row_256(minimum, unpack, size, memory, at, b_step, blocks, a + 544 * row * blocks,
-                                 a_scales + 8 * row * blocks)  # fmt: skip
+        for row in range(rows):
+            total = _one_row_256(minimum, unpack, size, memory, b + b_step * column, b_step, blocks,
+                                 a + 544 * row * blocks, a_scales + 4 * row * blocks)  # fmt: skip
             store(total * fold, out, row * columns + column, 16, kind)
     release(memory)
 
 
 @inlined
-def _four_in_lanes(minimum, blocks, words, scales, at, step, s_at, s_step):
-    """Sixteen rows of weights by four rows of a: the sums of the minimums, and then lane after lane on top."""
-    one, two, three, four = zeros(), zeros(), zeros(), zeros()
-    if minimum:
-        for i in range(blocks):
-            p, q, r, t = four_rows_of_minimums(words + 4 * BLOCK * i + 64 * 128, at + 544 * i + 512, step)
-            low, s = load_f32(scales, 32 * i + 16), s_at + 8 * i
-            one = one - (low * spread(get_f32(s, 0))) * as_float(p)
-            two = two - (low * spread(get_f32(s + s_step, 0))) * as_float(q)
-            three = three - (low * spread(get_f32(s + 2 * s_step, 0))) * as_float(r)
-            four = four - (low * spread(get_f32(s + 3 * s_step, 0))) * as_float(t)
-    for lane in range(8):
-        a, b, c, d = zeros(), zeros(), zeros(), zeros()
-        for i in range(blocks):
-            p, q, r, t = four_rows_of_a_lane(words + 4 * BLOCK * i + 64 * lane, at + 544 * i + 4 * lane, step)
-            scale, s = load_f32(scales, 32 * i), s_at + 8 * i
-            a = a + (scale * spread(get_f32(s, 0))) * as_float(p)
-            b = b + (scale * spread(get_f32(s + s_step, 0))) * as_float(q)
-            c = c + (scale * spread(get_f32(s + 2 * s_step, 0))) * as_float(r)
-            d = d + (scale * spread(get_f32(s + 3 * s_step, 0))) * as_float(t)
-        one, two, three, four = one + a, two + b, three + c, four + d
-    return one, two, three, four
-
-
-@inlined
-def in_lanes(
-    unpack, codes, scales_of, shift, minimum, size, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind
+def of_256_in_lanes(
+    unpack, dots, scales_of, minimum, size, begin, end, b, b_step, columns, a, a_scales, rows, blocks, out, kind
 ):
-    """Tiles begin ... end of the types whose blocks have eight running sums: rows of a by fours, those that are left
-    one by one with every row of weights."""
-    fours = rows // 4 * 4
-    memory = allocate((4 * BLOCK + 128) * blocks) if fours else 0
-    scales, sixteen = memory + 4 * BLOCK * blocks, scratch(16)
+    """Tiles begin ... end of the types whose blocks have eight running sums: rows of a by eights, or few of them one
+    by one with rows of weights that are not unpacked."""
+    if rows >= EIGHTS_IN_LANES:
+        _by_eights(unpack, in_lanes, minimum, np.float32(1), begin, end, b, b_step, columns, a, a_scales, rows, blocks,
+                   out, kind)  # fmt: skip
+        return
+    memory = allocate(TABLE * blocks)
     for tile in range(begin, end):
         column = min(16 * tile, columns - 16)
-        at = b + b_step * column
-        if fours:
-            unpack(at, b_step, blocks, memory, scales)
-        for row in range(0, fours, 4):
-            one, two, three, four = _four_in_lanes(minimum, blocks, memory, scales, a + 544 * row * blocks,
-                                                   544 * blocks, a_scales + 8 * row * blocks, 8 * blocks)  # fmt: skip
-            _store_four(one, two, three, four, out, row * columns + column, columns, kind)
-        for row in range(fours, rows):
-            for i in range(16):
-                dot = one_by_one(codes, scales_of, shift, minimum, size, at + b_step * i, blocks,
-                                 a + 544 * row * blocks, a_scales + 8 * row * blocks)  # fmt: skip
-                set_at(dot, sixteen, i)
-            store(load_f32(sixteen, 0), out, row * columns + column, 16, kind)
-    if fours:
-        release(memory)
+        for row in range(rows):
+            total = sixteen_by_one(dots, scales_of, minimum, size, b + b_step * column, b_step, blocks,
+                                   a + 544 * row * blocks, a_scales + 4 * row * blocks, memory)  # fmt: skip
+            store(total, out, row * columns + column, 16, kind)
+    release(memory)
 
 
 LETTERS = "iiaiiaaiiai"
@@ -315,23 +279,23 @@ def iq3_xxs(begin, end, b, step, columns, words, scales, rows, blocks, out, kind
 
 @kernel(LETTERS)
 def q3_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    in_lanes(unpack_q3_k, row_q3_k, scales_row_q3_k, 2, False, 110, begin, end, address(b), step, columns,
+    of_256_in_lanes(unpack_q3_k, dots_q3_k, scales_q3_k, False, 110, begin, end, address(b), step, columns,
              address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q4_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    in_lanes(unpack_q4_k, row_q4_k, scales_q4_k, 0, True, 144, begin, end, address(b), step, columns,
+    of_256_in_lanes(unpack_q4_k, dots_q4_k, scales_q4_k, True, 144, begin, end, address(b), step, columns,
              address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q5_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    in_lanes(unpack_q5_k, row_q5_k, scales_q4_k, 0, True, 176, begin, end, address(b), step, columns,
+    of_256_in_lanes(unpack_q5_k, dots_q5_k, scales_q4_k, True, 176, begin, end, address(b), step, columns,
              address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip
 
 
 @kernel(LETTERS)
 def q6_k(begin, end, b, step, columns, words, scales, rows, blocks, out, kind):
-    in_lanes(unpack_q6_k, row_q6_k, scales_row_q6_k, 5, False, 210, begin, end, address(b), step, columns,
+    of_256_in_lanes(unpack_q6_k, dots_q6_k, scales_q6_k, False, 210, begin, end, address(b), step, columns,
              address(words), address(scales), rows, blocks, address(out), kind)  # fmt: skip

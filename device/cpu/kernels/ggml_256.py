@@ -53,17 +53,24 @@ def scale_byte(four, j):
 
 
 @inlined
-def _six_bits(at, step, words):
-    """Scales of sub-blocks 0 ... 3 and 4 ... 7 of Q4_K and Q5_K as bytes, d and dmin; the minimums go to `words`."""
+def six_bits(at, step):
+    """Scales of sub-blocks 0 ... 3 and 4 ... 7 of Q4_K and Q5_K as bytes, the minimums likewise; d and dmin."""
     both, first, second, third = sixteen_rows(at, step)
     low, high = np.int32(0x3F3F3F3F), np.int32(0x0F0F0F0F)
     top = np.int32(0x30303030)
-    s = first & low, (third & high) | (unsigned_right(first, 2) & top)
-    m = second & low, (unsigned_right(third, 4) & high) | (unsigned_right(second, 2) & top)
+    s_last = (third & high) | (unsigned_right(first, 2) & top)
+    m_last = (unsigned_right(third, 4) & high) | (unsigned_right(second, 2) & top)
+    return first & low, s_last, second & low, m_last, both
+
+
+@inlined
+def _scales(at, step, words):
+    """Scales of Q4_K and Q5_K as bytes, d and dmin; the minimums go to `words`."""
+    s_first, s_last, m_first, m_last, both = six_bits(at, step)
     for j in range(4):
-        put(scale_byte(m[0], j), words, 16 * (128 + j))
-        put(scale_byte(m[1], j), words, 16 * (132 + j))
-    return s[0], s[1], both
+        put(scale_byte(m_first, j), words, 16 * (128 + j))
+        put(scale_byte(m_last, j), words, 16 * (132 + j))
+    return s_first, s_last, both
 
 
 @inlined
@@ -81,7 +88,7 @@ def unpack_q4_k(b, step, blocks, words, scales):
     for i in range(blocks):
         at, to = b + 144 * i, words + 4 * BLOCK * i
         fetch(b + 144 * 16 * i, step, 144)
-        s_first, s_last, both = _six_bits(at, step, to)
+        s_first, s_last, both = _scales(at, step, to)
         put(low_float16(both), scales, 32 * i)
         put(high_float16(both), scales, 32 * i + 16)
         for p in range(4):
@@ -116,7 +123,7 @@ def unpack_q5_k(b, step, blocks, words, scales):
     for i in range(blocks):
         at, to = b + 176 * i, words + 4 * BLOCK * i
         fetch(b + 176 * 16 * i, step, 176)
-        s_first, s_last, both = _six_bits(at, step, to)
+        s_first, s_last, both = _scales(at, step, to)
         put(low_float16(both), scales, 32 * i)
         put(high_float16(both), scales, 32 * i + 16)
         (h0, h1, h2, h3), (h4, h5, h6, h7) = eight(at + 16, step)

@@ -1,8 +1,9 @@
-"""Blocks of 256 of one row of weights, in the order in which one row of activations meets them.
+"""Sixteen rows of weights in blocks of 256 by one row of activations, two rows of weights in a vector.
 
-Four vectors of 64 unsigned bytes a block; vector i holds sub-blocks 2 i and 2 i + 1 of 32 values, each as eight words
-of elements l, l + 8, l + 16 and l + 24. So a word's two pairs are of one lane, and of the two 16 values that may have
-scales of their own: `scales_*` gives each vector's as two int16 a word.
+A vector has eight words of each of the two rows, word l with elements l, l + 8, l + 16 and l + 24 of 32: one lane of
+ggml's order, and in its halves the two 16 values that may have scales of their own. Scales are taken apart for all
+sixteen rows at once and stand in a table, one word of two int16 for each 32 values of each row; then come the rows'
+float32 scales.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from numba.core.extending import intrinsic
 from numba.core.typing.templates import signature
 
 from ..tier import tier
-from .lanes import function, int32x16, lane, spread, zeros
-from .memory import Address, get_any, get_f32
-from .storage import FLOAT16
-from .vectors import F32, I8, I16, I32, I64, LANES, V
+from .ggml_32 import sixteen_rows
+from .ggml_256 import six_bits
+from .lanes import float32x16, function, int32x16, spread, zeros
+from .memory import Address, get_f32, get_i32, put, scratch
+from .vectors import F32, I8, I32, I64, LANES, V
 from .words import (
     HALVES,
     WORDS,
@@ -25,154 +27,72 @@ from .words import (
     _half_constant,
     _halves,
     _mask,
-    _pairs,
+    _words,
+    added_pairs,
+    ahead,
     as_float,
+    float16_of_rows,
+    high_float16,
     inlined,
+    low_float16,
     no_words,
-    summed,
+    unsigned_right,
 )  # fmt: skip
 
-_BYTES, _LONGS = ir.VectorType(I8, 64), ir.VectorType(I64, 8)
-_FOUR = types.UniTuple(int32x16, 4)
+_BYTES = ir.VectorType(I8, 64)
+TABLE = 64 * 9  # bytes a block: eight vectors of scales, and the float32 ones
 
 
-def _constant(kind, numbers):
-    return ir.Constant(kind, [kind.element(int(number)) for number in numbers])
+def _two_rows(b, at, step, offset: int):
+    """32 bytes at `offset` of two rows, those of each as words of lanes."""
+    kind = ir.VectorType(I8, 32)
+    parts = [b.load(_at(b, row, I64(offset), kind), align=1) for row in (at, b.add(at, step))]
+    places = [32 * row + lane + 8 * k for row in (0, 1) for lane in range(8) for k in range(4)]
+    return b.shuffle_vector(*parts, _mask(places))
 
 
-def _loaded(b, address, offset: int, size: int):
-    """`size` bytes at `address + offset` as the first ones of 64."""
-    kind = ir.VectorType(I8, size)
-    found = b.load(_at(b, address, I64(offset), kind), align=1)
-    return found if size == 64 else b.shuffle_vector(found, found, _mask([i % size for i in range(64)]))
+def _field(b, x, first: int, mask: int, to: int = 0):
+    """The bits `mask` of each byte from bit `first` on, moved to bit `to`."""
+    halves, move = b.bitcast(x, HALVES), first - to
+    if move:
+        halves = (b.lshr if move > 0 else b.shl)(halves, _half_constant(b, abs(move)))
+    return b.and_(b.bitcast(halves, _BYTES), ir.Constant(_BYTES, [I8(mask << to)] * 64))
 
 
-def _spread(b, x, both: bool):
-    """Each 32 bytes in the order of words of lanes; `both`: the first 32 for both halves."""
-    places = [32 * (half and not both) + lane + 8 * k for half in (0, 1) for lane in range(8) for k in range(4)]
-    return b.shuffle_vector(x, x, _mask(places))
+def _nibbles(b, at, step, offset: int):
+    for p in range(4):
+        x = _two_rows(b, at, step, offset + 32 * p)
+        yield from (_field(b, x, 0, 15), _field(b, x, 4, 15))
 
 
-def _shifted(b, x, first: int, last: int, mask: int):
-    """Fields of `mask` in the bytes of x, the first half's at bit `first`, the last half's at bit `last`."""
-    longs = b.lshr(b.bitcast(x, _LONGS), _constant(_LONGS, [first] * 4 + [last] * 4))
-    return b.and_(b.bitcast(longs, _BYTES), _constant(_BYTES, [mask] * 64))
-
-
-def _raised(b, x, bits: int):
-    return b.shl(x, _constant(_BYTES, [bits] * 64))
-
-
-def _codes(make):
-    """make(builder, address) -> four vectors of bytes, as a function of kernels."""
-
-    def typed(typing, address):
-        def generate(context, builder, sig, args):
-            parts = [builder.bitcast(part, WORDS) for part in make(builder, args[0])]
-            return context.make_tuple(builder, sig.return_type, parts)
-
-        return signature(_FOUR, Address), generate
-
-    typed.__name__ = make.__name__
-    return intrinsic(typed)
-
-
-def _nibble_pairs(b, at, offset: int):
-    return [_shifted(b, _spread(b, _loaded(b, at, offset + 32 * p, 32), True), 0, 4, 15) for p in range(4)]
-
-
-@_codes
-def row_q4_k(b, at):
+def _q4_k(b, at, step):
     """Nibbles at 16."""
-    return _nibble_pairs(b, at, 16)
+    yield from _nibbles(b, at, step, 16)
 
 
-@_codes
-def row_q5_k(b, at):
+def _q5_k(b, at, step):
     """Fifth bits at 16, nibbles at 48."""
-    high = _spread(b, _loaded(b, at, 16, 32), True)
-    fifth = [_raised(b, _shifted(b, high, 2 * p, 2 * p + 1, 1), 4) for p in range(4)]
-    return [b.or_(low, top) for low, top in zip(_nibble_pairs(b, at, 48), fifth)]
+    high = _two_rows(b, at, step, 16)
+    for j, low in enumerate(_nibbles(b, at, step, 48)):
+        yield b.or_(low, _field(b, high, j, 1, 4))
 
 
-@_codes
-def row_q6_k(b, at):
+def _q6_k(b, at, step):
     """Low nibbles at 0, upper two bits at 128."""
-    parts = []
     for half in range(2):
-        low = _spread(b, _loaded(b, at, 64 * half, 64), False)
-        high = _spread(b, _loaded(b, at, 128 + 32 * half, 32), True)
-        for t in range(2):
-            top = _raised(b, _shifted(b, high, 4 * t, 4 * t + 2, 3), 4)
-            parts.append(b.or_(_shifted(b, low, 4 * t, 4 * t, 15), top))
-    return parts
+        low = [_two_rows(b, at, step, 64 * half + 32 * k) for k in range(2)]
+        high = _two_rows(b, at, step, 128 + 32 * half)
+        for t in range(4):
+            yield b.or_(_field(b, low[t % 2], 4 * (t // 2), 15), _field(b, high, 2 * t, 3, 4))
 
 
-@_codes
-def row_q3_k(b, at):
+def _q3_k(b, at, step):
     """Upper bits at 0, lower two at 32."""
-    high, parts = _spread(b, _loaded(b, at, 0, 32), True), []
+    high = _two_rows(b, at, step, 0)
     for half in range(2):
-        low = _spread(b, _loaded(b, at, 32 + 32 * half, 32), True)
-        for t in (0, 2):
-            bit = 4 * half + t
-            top = _raised(b, _shifted(b, high, bit, bit + 1, 1), 2)
-            parts.append(b.or_(_shifted(b, low, 2 * t, 2 * t + 2, 3), top))
-    return parts
-
-
-def _widened(b, sixteen, places, signed: bool):
-    """Bytes `places` of sixteen as int16."""
-    high = [byte for place in places for byte in (16, place)]  # the byte on top, a zero below
-    none = ir.Constant(sixteen.type, [I8(0)] * 16)
-    halves = b.bitcast(b.shuffle_vector(sixteen, none, _mask(high)), HALVES)
-    return (b.ashr if signed else b.lshr)(halves, _half_constant(b, 8))
-
-
-@intrinsic
-def scales_of_32(typing, eight):
-    """Four vectors from eight bytes in a number, one scale for each 32 values."""
-
-    def generate(context, builder, sig, args):
-        pair = builder.insert_element(ir.Constant(ir.VectorType(I64, 2), [I64(0)] * 2), args[0], I32(0))
-        sixteen = builder.bitcast(pair, ir.VectorType(I8, 16))
-        parts = [
-            builder.bitcast(_widened(builder, sixteen, [2 * i] * 16 + [2 * i + 1] * 16, False), WORDS) for i in range(4)
-        ]
-        return context.make_tuple(builder, sig.return_type, parts)
-
-    return signature(_FOUR, types.uint64), generate
-
-
-@intrinsic
-def scales_of_16(typing, low, high):
-    """Four vectors from sixteen signed bytes in two numbers, one scale for each 16 values."""
-
-    def generate(context, builder, sig, args):
-        pair = ir.Constant(ir.VectorType(I64, 2), [I64(0)] * 2)
-        for i in range(2):
-            pair = builder.insert_element(pair, args[i], I32(i))
-        sixteen = builder.bitcast(pair, ir.VectorType(I8, 16))
-        parts = []
-        for i in range(4):
-            places = [4 * i + 2 * half + k for half in range(2) for _ in range(8) for k in range(2)]
-            parts.append(builder.bitcast(_widened(builder, sixteen, places, True), WORDS))
-        return context.make_tuple(builder, sig.return_type, parts)
-
-    return signature(_FOUR, types.uint64, types.uint64), generate
-
-
-@intrinsic
-def minimums_of_32(typing, eight):
-    """Eight bytes in a number as pairs of equal int16 in the first eight words, zeros behind them."""
-
-    def generate(context, builder, sig, args):
-        pair = builder.insert_element(ir.Constant(ir.VectorType(I64, 2), [I64(0)] * 2), args[0], I32(0))
-        sixteen = builder.bitcast(pair, ir.VectorType(I8, 16))
-        places = [j for j in range(8) for _ in range(2)] + [15] * 16
-        return builder.bitcast(_widened(builder, sixteen, places, False), WORDS)
-
-    return signature(int32x16, types.uint64), generate
+        low = _two_rows(b, at, step, 32 + 32 * half)
+        for t in range(4):
+            yield b.or_(_field(b, low, 2 * t, 3), _field(b, high, 4 * half + t, 1, 2))
 
 
 def _byte_pairs(b, x, y):
@@ -187,142 +107,174 @@ def _byte_pairs(b, x, y):
     return b.add(low, b.mul(b.lshr(one, eight), b.ashr(two, eight)))
 
 
+def _for_two(b, address, offset: int, element, count: int):
+    """`count` elements at `address + offset`, shared out: the first half of the lanes has them, or has the first."""
+    kind = ir.VectorType(element, count)
+    found = b.load(_at(b, address, I64(offset), kind), align=4)
+    return b.shuffle_vector(found, found, _mask([i % 8 if count == 8 else i // 8 for i in range(LANES)]))
+
+
+def _dots(codes, signed: bool):
+    """dots(at, step, a, table) -> the lanes of two rows of weights: integer sums over a block, scales and all.
+
+    signed : codes have an offset; behind the codes of a stand the sums of their pairs, times it.
+    """
+
+    def dots(typing, at, step, a, table):
+        def generate(context, builder, sig, args):
+            at, step, a, table = args
+            sums = [ir.Constant(WORDS, [I32(0)] * LANES)] * 2
+            for j, code in enumerate(codes(builder, at, step)):
+                pairs = _byte_pairs(builder, code, _for_two(builder, a, 32 * j, I32, 8))
+                if signed:
+                    offset = _for_two(builder, a, 256 + 32 * j, I32, 8)
+                    pairs = builder.sub(pairs, builder.bitcast(offset, HALVES))
+                scale = _for_two(builder, table, 64 * j, I32, 2)
+                sums[j % 2] = added_pairs(builder, sums[j % 2], builder.bitcast(pairs, WORDS), scale)
+            return builder.add(*sums)
+
+        return signature(int32x16, Address, Address, Address, Address), generate
+
+    dots.__name__ = codes.__name__[1:]
+    return intrinsic(dots)
+
+
+dots_q3_k, dots_q6_k = _dots(_q3_k, True), _dots(_q6_k, True)
+dots_q4_k, dots_q5_k = _dots(_q4_k, False), _dots(_q5_k, False)
+
+
 @intrinsic
-def weighed(typing, total, codes, at, offset, scales):
-    """total + codes by the bytes at `at + offset`, pairs by their scales."""
+def scale_of_two(typing, address):
+    """Two float32, each for eight lanes."""
 
     def generate(context, builder, sig, args):
-        total, codes, at, offset, scales = args
-        a = builder.load(_at(builder, at, offset, WORDS), align=4)
-        pairs = builder.bitcast(_byte_pairs(builder, codes, a), WORDS)
-        return builder.add(total, _pairs(builder, pairs, scales))
+        return _for_two(builder, args[0], 0, F32, 2)
 
-    return signature(int32x16, int32x16, int32x16, Address, types.int64, int32x16), generate
+    return signature(float32x16, Address), generate
 
 
 @intrinsic
-def pairs_at(typing, total, at, offset, scales):
-    """total + the int16 pairs at `at + offset` by their scales."""
+def add_halves(typing, total, x, word):
+    """total + x0 w0 + x1 w1: int16 of each word of x by those of one word."""
 
     def generate(context, builder, sig, args):
-        total, at, offset, scales = args
-        a = builder.load(_at(builder, at, offset, WORDS), align=4)
-        return builder.add(total, _pairs(builder, a, scales))
+        one = builder.insert_element(ir.Constant(WORDS, ir.Undefined), args[2], I32(0))
+        return added_pairs(builder, args[0], args[1], builder.shuffle_vector(one, one, _mask([0] * LANES)))
 
-    return signature(int32x16, int32x16, Address, types.int64, int32x16), generate
+    return signature(int32x16, int32x16, int32x16, types.int32), generate
+
+
+def _bytes_as_halves(x, places):
+    """Bytes `places` of each word above zeros."""
+    zeros = ir.Constant(_BYTES, [I8(0)] * 64)
+    taken = [byte for word in range(LANES) for place in places for byte in (64, 4 * word + place)]
+    return x.b.bitcast(x.b.shuffle_vector(x.b.bitcast(x.value, _BYTES), zeros, _mask(taken)), HALVES)
 
 
 @function
-def swapped(x):
-    """The halves of x, the other way round."""
-    return x.shuffled(x, [(i + 8) % LANES for i in range(LANES)])
+def bytes_twice(x):
+    """Byte 0 of each word, unsigned, in both halves; byte 1, 2 and 3."""
+    eight = _half_constant(x.b, 8)
+    return tuple(_words(x.b, x.b.lshr(_bytes_as_halves(x, (k, k)), eight)) for k in range(4))
 
 
 @function
-def folded(x):
-    """Each lane and the one eight further on."""
-    return x + x.shuffled(x, [(i + 8) % LANES for i in range(LANES)])
+def bytes_by_twos(x):
+    """Bytes 0 and 1 of each word, signed, as halves; bytes 2 and 3."""
+    eight = _half_constant(x.b, 8)
+    return tuple(_words(x.b, x.b.ashr(_bytes_as_halves(x, (k, k + 1)), eight)) for k in (0, 2))
 
 
-@intrinsic
-def _half_instruction(typing, address):
-    """The float16 at `address`, widened by the instruction."""
-
-    def generate(context, builder, sig, args):
-        found = builder.load(_at(builder, args[0], I64(0), I16), align=2)
-        return builder.fpext(builder.bitcast(found, ir.HalfType()), F32)
-
-    return signature(types.float32, Address), generate
+@function
+def less_32(x):
+    """Each byte less 32."""
+    thirty_two = ir.Constant(_BYTES, [I8(32)] * 64)
+    return _words(x.b, x.b.sub(x.b.bitcast(x.value, _BYTES), thirty_two))
 
 
-if tier() in ("avx512", "avx2"):
-    half_at = _half_instruction
-else:
-
-    @inlined
-    def half_at(address):
-        return get_any(address, 0, FLOAT16)
-
-
-@intrinsic
-def long_at(typing, address):
-    """Eight bytes as a number."""
-
-    def generate(context, builder, sig, args):
-        return builder.load(_at(builder, args[0], I64(0), I64), align=1)
-
-    return signature(types.uint64, Address), generate
-
-
-_LOW_FOUR, _SIX, _TOP = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x3F3F3F3F), np.uint64(0x30303030)
+@function
+def as_bits_of_float(x):
+    """The same bits as float32."""
+    return x.bits(F32)
 
 
 @inlined
-def six_bits(at):
-    """The eight scales and the eight minimums of Q4_K and Q5_K, a byte each, from the twelve bytes at `at`."""
-    both, last = long_at(at), long_at(at + 4) >> np.uint64(32)
-    first, second = both & np.uint64(0xFFFFFFFF), both >> np.uint64(32)
-    s = (first & _SIX) | (((last & _LOW_FOUR) | ((first >> np.uint64(2)) & _TOP)) << np.uint64(32))
-    m = (second & _SIX) | ((((last >> np.uint64(4)) & _LOW_FOUR) | ((second >> np.uint64(2)) & _TOP)) << np.uint64(32))
-    return s, m
+def _put_four(x, table):
+    s0, s1, s2, s3 = bytes_twice(x)
+    put(s0, table, 0)
+    put(s1, table, 16)
+    put(s2, table, 32)
+    put(s3, table, 48)
+
+
+_EVEN, _NIBBLES, _TWOS = np.int32(0x00FF00FF), np.int32(0x0F0F0F0F), np.int32(0x03030303)
 
 
 @inlined
-def scales_q3_k(at):
-    """The sixteen scales of Q3_K, less 32, as two numbers of eight bytes, from the twelve bytes at `at`."""
-    low, top = long_at(at), long_at(at + 4) >> np.uint64(32)
-    pairs = np.uint64(0x03030303)
-    first = ((top & pairs) | (((top >> np.uint64(2)) & pairs) << np.uint64(32))) << np.uint64(4)
-    last = (((top >> np.uint64(4)) & pairs) | (((top >> np.uint64(6)) & pairs) << np.uint64(32))) << np.uint64(4)
-    return _less_32((low & _LOW_FOUR) | first), _less_32(((low >> np.uint64(4)) & _LOW_FOUR) | last)
+def scales_q4_k(at, step, a, table):
+    """Of Q4_K and Q5_K."""
+    s_first, s_last, m_first, m_last, both = six_bits(at, step)
+    _put_four(s_first, table)
+    _put_four(s_last, table + 256)
+    low = add_halves(no_words(), m_first & _EVEN, get_i32(a, 128))
+    low = add_halves(low, unsigned_right(m_first, 8) & _EVEN, get_i32(a, 129))
+    low = add_halves(low, m_last & _EVEN, get_i32(a, 130))
+    low = add_halves(low, unsigned_right(m_last, 8) & _EVEN, get_i32(a, 131))
+    return low_float16(both), high_float16(both), low
 
 
 @inlined
-def _less_32(x):
-    """Bytes of at most 63, less 32: bit 5 turned over, and spread over the two above it."""
-    turned = x ^ np.uint64(0x2020202020202020)
-    negative = turned & np.uint64(0x2020202020202020)
-    return turned | (negative << np.uint64(1)) | (negative << np.uint64(2))
+def _put_eight(x, y, z, w, table):
+    for i, four in enumerate((x, y, z, w)):
+        one, two = bytes_by_twos(four)
+        put(one, table, 32 * i)
+        put(two, table, 32 * i + 16)
 
 
 @inlined
-def scales_q4_k(at):
-    """Of Q4_K and Q5_K: the vectors of scales, the minimums, d and dmin."""
-    s, m = six_bits(at + 4)
-    return scales_of_32(s), minimums_of_32(m), half_at(at), half_at(at + 2)
+def scales_q6_k(at, step, a, table):
+    """Signed bytes at 192, d at 208."""
+    s0, s1, s2, s3 = sixteen_rows(at + 192, step)
+    _put_eight(s0, s1, s2, s3, table)
+    return float16_of_rows(at + 208, step), zeros(), no_words()
 
 
 @inlined
-def scales_row_q6_k(at):
-    """Of Q6_K; what it lacks is nothing."""
-    return scales_of_16(long_at(at + 192), long_at(at + 200)), no_words(), half_at(at + 208), np.float32(0)
+def scales_q3_k(at, step, a, table):
+    """Six bits at 96, less 32; d at 108."""
+    first, second, third, both = sixteen_rows(at + 94, step)
+    x = unsigned_right(first, 16) | (second << 16)
+    y = unsigned_right(second, 16) | (third << 16)
+    top = unsigned_right(third, 16) | (both << 16)
+    s0 = less_32((x & _NIBBLES) | ((top & _TWOS) << 4))
+    s1 = less_32((y & _NIBBLES) | ((unsigned_right(top, 2) & _TWOS) << 4))
+    s2 = less_32((unsigned_right(x, 4) & _NIBBLES) | ((unsigned_right(top, 4) & _TWOS) << 4))
+    s3 = less_32((unsigned_right(y, 4) & _NIBBLES) | ((unsigned_right(top, 6) & _TWOS) << 4))
+    _put_eight(s0, s1, s2, s3, table)
+    return high_float16(both), zeros(), no_words()
 
 
 @inlined
-def scales_row_q3_k(at):
-    """Of Q3_K."""
-    first, last = scales_q3_k(at + 96)
-    return scales_of_16(first, last), no_words(), half_at(at + 108), np.float32(0)
-
-
-@inlined
-def one_by_one(codes, scales_of, shift, minimum, size, w, blocks, a, a_scales):
-    """The dot product of one row of weights and one of activations; `shift`: codes are 2^shift too large, or 0."""
-    sums, low = zeros(), np.float32(0)
+def sixteen_by_one(dots, scales_of, minimum, size, b, step, blocks, a, a_scales, table):
+    """Dot products of sixteen rows of weights with one row of activations; `table` has TABLE bytes a block."""
+    sums, low = scratch(128), zeros()
     for i in range(blocks):
-        at, here, da = w + size * i, a + 544 * i, get_f32(a_scales, 2 * i)
-        c0, c1, c2, c3 = codes(at)
-        (s0, s1, s2, s3), m, dw, dmin = scales_of(at)
-        one, two = weighed(no_words(), c0, here, 0, s0), weighed(no_words(), c1, here, 64, s1)
-        one, two = weighed(one, c2, here, 128, s2), weighed(two, c3, here, 192, s3)
-        if shift:
-            three, four = pairs_at(no_words(), here, 256, s0), pairs_at(no_words(), here, 320, s1)
-            three, four = pairs_at(three, here, 384, s2), pairs_at(four, here, 448, s3)
-            one = one - ((three + four) << shift)
-        sums = sums + spread(dw * da) * as_float(folded(one + two))
+        da, scales = spread(get_f32(a_scales, i)), table + TABLE * i
+        d, dmin, m = scales_of(b + size * i, step, a + 544 * i, scales)
         if minimum:
-            total = lane(summed(pairs_at(no_words(), here, 512, m)), 0)
-            low = low - (dmin * da) * np.float32(total)
-    for k in range(8):
-        low = low + lane(sums, k)
+            low = low - (dmin * da) * as_float(m)
+        put(d * da, scales, 128)
+    for p in range(8):
+        total, two = zeros(), b + 2 * step * p
+        for i in range(blocks):
+            for line in range(0, 2 * size, 64):
+                ahead(two + 16 * step + 2 * size * i + line)
+            scales = table + TABLE * i + 8 * p
+            lanes = as_float(dots(two + size * i, step, a + 544 * i, scales))
+            total = total + scale_of_two(scales + 512) * lanes
+        put(total, sums, 16 * p)
+    for k in range(0, 8, 4):
+        w, x, y, z = sixteen_rows(sums + 4 * k, 32)
+        low = ((low + as_bits_of_float(w)) + as_bits_of_float(x)) + as_bits_of_float(y)
+        low = low + as_bits_of_float(z)
     return low

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from ..compiling import device, kernel
-from .ggml_one import swapped
 from .lanes import absolute, lane, spread, where
 from .memory import address, load, set_at, store, through
 from .storage import FLOAT16
@@ -22,6 +21,7 @@ from .words import (
     put_bytes,
     put_eight,
     summed,
+    swapped,
     whole,
     word_everywhere,
 )  # fmt: skip
@@ -144,45 +144,60 @@ def _scales_k(a, at, kind):
     return np.float32(1) / inverse, inverse
 
 
+EIGHTS_IN_BLOCKS, EIGHTS_IN_LANES = 2, 4
+"""How many rows of a, or more, are met by eights: blocks of one running sum, and of eight."""
+ROW_BY_ROW, BY_EIGHTS, AS_BYTES = 0, 1, 2
+"""How words of Q8_K stand: row after row, eight rows beside each other, row after row as `ggml_one` meets them."""
+
+
 @device
-def _words_256(first, inverse, a, kind, words, at):
-    """One block as words of halves, element l beside element l + 8."""
+def _words_256(first, inverse, a, kind, words, at, step):
+    """One block as words of halves, element l beside element l + 8; `step` words from each 16 elements to the next."""
     before = np.int32(0)
     for g in range(16):
         codes = _nearest(load(a, first + 16 * g, 16, kind) * inverse)
-        put_eight(paired_16(codes), words, at + 8 * g)
+        put_eight(paired_16(codes), words, at + step * g)
         total = lane(summed(codes), 0)
         if g % 2:
-            set_at(np.int32((before & 0xFFFF) | (total << 16)), words, at + 128 + g // 2)
+            set_at(np.int32((before & 0xFFFF) | (total << 16)), words, at + step * 16 + g // 2)
         before = total
 
 
 @device
-def _bytes_256(first, inverse, a, kind, words, at):
-    """One block as `ggml_one` meets it: 64 words of bytes, 64 with the sums of their pairs, 8 with those of each 16."""
+def _bytes_256(first, inverse, a, kind, words, at, offset):
+    """One block as `ggml_one` meets it: 64 words of bytes, 64 with `offset` times the sums of their pairs, and the sums
+    of each 32 codes as int16: 0 and 2, 1 and 3, and so on."""
     for j in range(8):
         x = _nearest(load(a, first + 32 * j, 16, kind) * inverse)
         y = _nearest(load(a, first + 32 * j + 16, 16, kind) * inverse)
         other, next_ = swapped(x), swapped(y)
         low = (x & np.int32(255)) | ((other & np.int32(255)) << 8)
         put_eight(low | ((y & np.int32(255)) << 16) | (next_ << 24), words, at + 8 * j)
-        put_eight(((x + other) & np.int32(0xFFFF)) | ((y + next_) << 16), words, at + 64 + 8 * j)
-        total = np.int32((lane(summed(x), 0) & 0xFFFF) | (lane(summed(y), 0) << 16))
-        set_at(total, words, at + 128 + j)
+        one, two = (x + other) * np.int32(offset), (y + next_) * np.int32(offset)
+        put_eight((one & np.int32(0xFFFF)) | (two << 16), words, at + 64 + 8 * j)
+        total = np.int16(lane(summed(x + y), 0))
+        set_at(total, words, 2 * at + 256 + 4 * (j // 4) + 2 * (j % 2) + j % 4 // 2)
 
 
-@kernel("iiaiiiaai")
-def words_256(begin, end, a, stride, kind, blocks, words, scales, fours):
-    """Rows begin ... end of a as words and scales of Q8_K; those from row `fours` on as `ggml_one` meets them."""
+@kernel("iiaiiiaaiii")
+def words_256(begin, end, a, stride, kind, blocks, words, scales, rows, form, offset):
+    """Rows begin ... end of a as words and scales of Q8_K, in one of the forms above; the last of a's `rows` again and
+    again to fill the last eight. `offset`: of the codes of weights that meet bytes."""
     for row in range(begin, end):
+        eight, place = row // 8 * 8, row % 8
         for i in range(blocks):
-            first, block = row * stride + 256 * i, row * blocks + i
+            first, block = min(row, rows - 1) * stride + 256 * i, row * blocks + i
             d, inverse = _scales_k(a, first, kind)
-            set_at(d, address(scales), 2 * block)
-            if row < fours:
-                _words_256(first, inverse, address(a), kind, address(words), WORDS_K * block)
+            if form == BY_EIGHTS:
+                at = eight * blocks + 8 * i
+                set_at(d, address(scales), at + place)
+                _words_256(first, inverse, address(a), kind, address(words), WORDS_K * at + 8 * place, 64)
+                continue
+            set_at(d, address(scales), block)
+            if form == AS_BYTES:
+                _bytes_256(first, inverse, address(a), kind, address(words), WORDS_K * block, offset)
             else:
-                _bytes_256(first, inverse, address(a), kind, address(words), WORDS_K * block)
+                _words_256(first, inverse, address(a), kind, address(words), WORDS_K * block, 8)
 
 
 @kernel("iiaiiia")

@@ -226,7 +226,7 @@ def _pairs(builder, x, y):
     return (low + (x >> 16) * (y >> 16)).value
 
 
-def _added_pairs(builder, total, x, y):
+def added_pairs(builder, total, x, y):
     """total + x0 y0 + x1 y1 of the halves of each word. LLVM brings older types of the intrinsic up to date."""
     if _has_vnni():
         name = "llvm.x86.avx512.vpdpwssd.512"
@@ -278,12 +278,8 @@ def _dots(name: str, rows: int, count: int, stride: int, add):
 
 
 four_rows_of_bytes = _dots("four_rows_of_bytes", 4, 8, 1, _added_fours)
-four_rows_of_halves = _dots("four_rows_of_halves", 4, 16, 1, _added_pairs)
-one_row_of_halves = _dots("one_row_of_halves", 1, 16, 1, _added_pairs)
-four_rows_of_minimums = _dots("four_rows_of_minimums", 4, 8, 1, _added_pairs)
-one_row_of_minimums = _dots("one_row_of_minimums", 1, 8, 1, _added_pairs)
-four_rows_of_a_lane = _dots("four_rows_of_a_lane", 4, 16, 8, _added_pairs)
-one_row_of_a_lane = _dots("one_row_of_a_lane", 1, 16, 8, _added_pairs)
+one_row_of_halves = _dots("one_row_of_halves", 1, 16, 1, added_pairs)
+one_row_of_minimums = _dots("one_row_of_minimums", 1, 8, 1, added_pairs)
 
 
 @intrinsic
@@ -352,6 +348,12 @@ def paired_16(a):
     """Sixteen codes as eight words, twice: element l beside element l + 8."""
     turned = a.shuffled(a, [(i + 8) % 16 for i in range(16)])
     return (a & 0xFFFF) | (turned << 16)
+
+
+@function
+def swapped(x):
+    """The halves of x, the other way round."""
+    return x.shuffled(x, [(i + 8) % LANES for i in range(LANES)])
 
 
 def _reduced(x: V, combine):
