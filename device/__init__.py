@@ -51,6 +51,7 @@ from . import (
     rope,
     rope_fused,
     sampling,
+    selective_scan,
     splits,
     ssm,
     state_cache,
@@ -65,7 +66,8 @@ __all__ = [
     "causal_conv_spec", "codes", "cublas", "draws", "elementwise", "fp4", "fp8_blocks", "fp8_matmul", "fusion", "gates",
     "gdn", "gdn_chunk_states", "gdn_chunks", "gptq", "kda", "kv_blocks", "kv_cache", "kv_latent", "linear_attention",
     "logits", "machete", "mamba_norm", "marlin", "marlin_matmul", "matmul", "norm", "norm_quant", "numba_cuda",
-    "quant_fp8", "rope", "rope_fused", "sampling", "splits", "ssm", "state_cache", "token_masks", "wna16",
+    "quant_fp8", "rope", "rope_fused", "sampling", "selective_scan", "splits", "ssm", "state_cache", "token_masks",
+    "wna16",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))

@@ -27,6 +27,7 @@ from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, start, vectors
 from .runtime import current
 from .scratch import scratch
+from .slots import check_starts
 
 FAMILY = "gdn_chunk_states"
 _FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
@@ -54,7 +55,7 @@ def _judged(key: str, value: str):
 
 judged_by_norm("gdn_delta_h", _judged("k", "u"))
 judged_by_norm("gdn_chunk_o", _judged("k", "v_new"))
-judged_by_norm("gdn_chunk_prefill", _judged("k", "v"))
+judged_by_norm("gdn_chunk_prefill", _judged("k", "v"), coarse=True)  # the inverse: 16 bits in two halves
 
 
 def _cores(k, width: int, size: int, *arrays) -> bool:
@@ -128,6 +129,7 @@ def _counted(starts, size: int) -> int:
 def gdn_delta_h(k, w, u, gc, state, query_start_loc, *, chunk_size=64, out=None):
     """oracle.gdn_chunk_states.gdn_delta_h. Without `out` it waits to learn how many chunks there are."""
     op, starts, size = "gdn_delta_h", query_start_loc, chunk_size
+    check_starts(op, starts, len(k))
     chunks = _counted(starts, size) if out is None else len(out[0])
     inputs = (k, w, u, gc, state, starts)
     h, v_new = results(op, out, inputs, ((chunks, *state.shape[1:]), k.dtype), (u.shape, k.dtype))
@@ -142,6 +144,7 @@ def gdn_chunk_o(q, k, v_new, h, gc, query_start_loc, *, scale, chunk_size=64, ou
     """oracle.gdn_chunk_states.gdn_chunk_o."""
     op, starts, size, form = "gdn_chunk_o", query_start_loc, chunk_size, v_new.shape[1:]
     (target,) = results(op, out, (q, k, v_new, h, gc, starts), (v_new.shape, q.dtype))
+    check_starts(op, starts, len(q))
     if len(starts) > 1:
         cores, before = _cores(k, form[1], size, q, v_new, h, target), _before(op, starts, size)
         _run_outputs(op, cores, form, q, k, v_new, h, gc, starts, before, len(h), scale, size, target)
@@ -150,10 +153,11 @@ def gdn_chunk_o(q, k, v_new, h, gc, query_start_loc, *, scale, chunk_size=64, ou
 
 @providers.provider("gdn_chunk_prefill", "cuda", PROVIDER)
 def gdn_chunk_prefill(q, k, v, g, beta, state, query_start_loc, *, scale, chunk_size=64, out=None):
-    """oracle.gdn_chunk_states.gdn_chunk_prefill: nothing waits for the device, scratch grows to the largest call's."""
+    """oracle.gdn_chunk_states.gdn_chunk_prefill: three launches, or one a stage; scratch grows to the largest call."""
     op, (tokens, heads, width), (k_heads, k_width) = "gdn_chunk_prefill", v.shape, k.shape[1:]
     starts, size, form = query_start_loc, chunk_size, v.shape[1:]
     (target,) = results(op, out, (q, k, v, g, beta, state, starts), (v.shape, q.dtype))
+    check_starts(op, starts, tokens)
     if not tokens or not heads:
         return target
     sequences, item, rows = len(starts) - 1, q.dtype.itemsize, tokens * heads

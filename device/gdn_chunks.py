@@ -8,6 +8,7 @@ from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
 from .launch import PROVIDER, kind, results, start
+from .slots import check_starts
 
 FAMILY = "gdn_chunks"
 THREADS = 128
@@ -58,6 +59,7 @@ def gdn_chunk_cumsum(g, query_start_loc, *, chunk_size=64, out=None):
     """oracle.gdn_chunks.gdn_chunk_cumsum."""
     op = "gdn_chunk_cumsum"
     (gc,) = results(op, out, (g, query_start_loc), (g.shape, _FLOAT32))
+    check_starts(op, query_start_loc, len(g))
     run_cumsum(op, g, query_start_loc, chunk_size, gc)
     return gc
 
@@ -67,6 +69,7 @@ def gdn_kkt(k, beta, gc, query_start_loc, *, chunk_size=64, out=None):
     """oracle.gdn_chunks.gdn_kkt."""
     op = "gdn_kkt"
     (A,) = results(op, out, (k, beta, gc, query_start_loc), ((*beta.shape, chunk_size), _FLOAT32))
+    check_starts(op, query_start_loc, len(k))
     run_kkt(op, k, beta, gc, query_start_loc, chunk_size, A)
     return A
 
@@ -76,6 +79,7 @@ def gdn_solve_tril(A, query_start_loc, *, out_dtype=None, out=None):
     """oracle.gdn_chunks.gdn_solve_tril."""
     op, (tokens, heads, size) = "gdn_solve_tril", A.shape
     (Ai,) = results(op, out, (A, query_start_loc), (A.shape, np.dtype(out_dtype or _FLOAT32)))
+    check_starts(op, query_start_loc, tokens)
     run_solve(op, tokens, heads, A, query_start_loc, size, Ai, Ai)
     return Ai
 
@@ -86,5 +90,6 @@ def gdn_recompute_w_u(k, v, beta, gc, Ai, query_start_loc, *, out=None):
     op = "gdn_recompute_w_u"
     forms = ((*v.shape[:2], k.shape[-1]), k.dtype), (v.shape, k.dtype)
     w, u = results(op, out, (k, v, beta, gc, Ai, query_start_loc), *forms)
+    check_starts(op, query_start_loc, len(k))
     run_factors(op, k, v, beta, gc, Ai, query_start_loc, Ai.shape[-1], w, u)
     return w, u

@@ -1,5 +1,6 @@
 """Shapes for the recurrences in chunks: short and empty sequences, chunks on either side of full, tensor cores."""
 
+import ml_dtypes
 import numpy as np
 
 
@@ -12,6 +13,12 @@ _ODD = (1, 0, 15, 16, 17, 33)
 _TENSOR = {"Hk": 1, "Dk": 128, "Dv": 128, "C": 64}
 
 
+def _alike(tokens: int) -> np.ndarray:
+    """Keys that hardly differ, [tokens, 1, 128]: what a chunk writes hangs on all of it, through the inverse."""
+    keys = 1 + 0.2 * np.random.Generator(np.random.PCG64(0)).standard_normal((tokens, 1, 128))
+    return (keys / np.linalg.norm(keys, axis=-1, keepdims=True)).astype(ml_dtypes.bfloat16)
+
+
 def _whole(*lengths: int, **more) -> dict:
     return {"T": sum(lengths), "N": len(lengths), "query_start_loc": starts(*lengths), **more}
 
@@ -21,6 +28,13 @@ def _alone(*lengths: int, **more) -> dict:
 
 
 EDGES: dict[str, list[dict]] = {
+    "selective_scan": [
+        _alone(3, 0, 67, R=3, dim=32, N=16, G=1, slots=4, D="float32", z="bfloat16", delta_bias="float32", u="bfloat16",
+               state_idx=np.int32([2, 3, -1]), has_initial_state="int8", delta_softplus=True),
+        _alone(4, 33, R=2, dim=64, N=16, G=2, slots=2, u="float16", state="float16", has_initial_state="int32"),
+        _alone(9, dim=5, N=33, G=1, slots=1, z="float32"), _alone(4, dim=3, N=800, G=3, slots=1, u="bfloat16"),
+        _alone(0, dim=32, N=16, G=1, slots=1),
+    ],
     "gdn_chunk_cumsum": [
         _alone(*_ODD, Hv=5, C=16), _alone(0, 64, 65, 200, Hv=3, C=64), _alone(0, 0, Hv=2, C=64),
     ],
@@ -42,17 +56,18 @@ EDGES: dict[str, list[dict]] = {
     ],
     "gdn_delta_h": [
         _whole(*_ODD, Hk=2, Hv=4, Dk=6, Dv=10, C=16), _whole(3, 37, Hk=1, Hv=3, Dk=20, Dv=8, C=32, **_H),
-        _whole(0, Hk=1, Hv=1, Dk=4, Dv=4, C=16), _whole(0, 65, 1, Hv=2, **_TENSOR, **_B),
+        _whole(0, Hk=1, Hv=1, Dk=4, Dv=4, C=16), _whole(66, Hv=1, **_TENSOR, **_B),
     ],
     "gdn_chunk_o": [
         _alone(*_ODD, NC=8, Hk=2, Hv=4, Dk=6, Dv=10, C=16),
         _alone(3, 37, NC=3, Hk=1, Hv=3, Dk=20, Dv=8, C=32, q="float16"),
-        _alone(0, NC=0, Hk=1, Hv=1, Dk=4, Dv=4, C=16), _alone(65, 0, 17, NC=3, Hv=2, q="bfloat16", **_TENSOR),
+        _alone(0, NC=0, Hk=1, Hv=1, Dk=4, Dv=4, C=16), _alone(40, NC=1, Hv=1, q="bfloat16", **_TENSOR),
+        _alone(65, 0, 17, NC=3, Hv=2, q="bfloat16", **_TENSOR),
     ],
     "gdn_chunk_prefill": [
         _whole(*_ODD, Hk=2, Hv=4, Dk=6, Dv=10, C=16), _whole(3, 37, Hk=1, Hv=3, Dk=20, Dv=8, C=32, q="float16"),
         _whole(65, 0, 2, Hk=1, Hv=2, Dk=16, Dv=16, C=64, q="bfloat16"),
-        _whole(65, 0, 17, 1, Hv=2, q="bfloat16", **_TENSOR),
-        _whole(128, 49, q="bfloat16", **_TENSOR | {"Hk": 1, "Hv": 1}),
+        _whole(65, 0, 17, Hv=2, q="bfloat16", **_TENSOR),
+        _whole(70, Hv=1, q="bfloat16", k=_alike(70), g=np.full((70, 1), -0.01, np.float32), **_TENSOR),
     ],
 }  # fmt: skip

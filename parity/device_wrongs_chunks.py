@@ -19,7 +19,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "a state read without its decay": ("before_it * decay * scale", "before_it * scale"),
         "do not wait for the stage": ("if (stages > 2) copies_wait<1>();\n        else copies_wait<0>();", ""),
         "weights before themselves alone": ("x[e] = j <= i ?", "x[e] = j < i ?"),
-        "halves of A forgotten": ("    multiply<BF16>(c, low, b[0], b[1]);\n", ""),
+        "the sign of the block of 16": ("-x[m][2 * half], -x[m][2 * half + 1]", "x[m][2 * half], x[m][2 * half + 1]"),
         "the block of 32 forgotten": ("    below<2>(A, X, 32, 0, warp);\n", ""),
         "decays of the chunk after": ("walk.fades + (c & 1)", "walk.fades + (~c & 1)"),
     },

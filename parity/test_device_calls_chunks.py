@@ -117,6 +117,13 @@ def test_a_capture_finds_its_scratch_and_waits_for_nobody():
     device.call("gdn_chunk_prefill", dict(sent))
 
 
+@pytest.mark.parametrize("spoiled", [[0, 9, 5, 20], [1, 5, 5, 20], [0, 5, 5, 21]])
+def test_starts_that_are_none(device, spoiled):
+    call = prompt(PLAIN, 5, 0, 15) | {"query_start_loc": np.int32(spoiled)}
+    with pytest.raises(ContractError, match="query_start_loc"):
+        device.call("gdn_chunk_prefill", {name: device.send(value) for name, value in call.items()})
+
+
 def test_chunks_that_no_block_has_room_for(device):
     call = {"g": draw((3, 1), "float32", 0), "query_start_loc": starts(3), "chunk_size": 5000}
     assert_bytes(device.fetch(device.call("gdn_chunk_cumsum", {n: device.send(v) for n, v in call.items()})),

@@ -110,21 +110,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
         const float* fade = walk.fades + (c & 1) * (SIZE + 4);
         float keep = fade[SIZE];
+        unsigned from[4][4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            unsigned from[4];
-            fetch_transposed(from, u_tile + swizzled<OWN>(16 * i + (lane >> 4) * 8 + (lane & 7), own + (lane >> 3 & 1)));
+            int at = swizzled<OWN>(16 * i + (lane >> 4) * 8 + (lane & 7), own + (lane >> 3 & 1));
+            fetch_transposed(from[i], u_tile + at);
+        }
+        warp_meets();
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j) {  // tokens 16 i + 8 (j / 2) + column, rows g and g + 8 of S for j even and odd
                 const float(&x)[4] = sum[2 * i + (j >> 1)];
-                float low = widen_bf16(from[j] & 0xffffu) - x[2 * (j & 1)];
-                float high = widen_bf16(from[j] >> 16) - x[2 * (j & 1) + 1];
+                float low = widen_bf16(from[i][j] & 0xffffu) - x[2 * (j & 1)];
+                float high = widen_bf16(from[i][j] >> 16) - x[2 * (j & 1) + 1];
                 unsigned turned = transposed(pair<BF16>(low, high));
                 put_pair<OWN>(u_tile, 16 * i + 8 * (j >> 1) + row, own + (j & 1), turned);
                 const float* f = fade + 16 * i + 8 * (j >> 1) + column;
                 left[i][j] = pair<BF16>(low * f[0], high * f[1]);
             }
-        }
 #pragma unroll
         for (int d = 0; d < 16; ++d)
 #pragma unroll
