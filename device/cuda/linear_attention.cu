@@ -160,7 +160,7 @@ VT_FN void lightning_tokens(const void* q, const void* k, const void* v, i64 kin
 }
 
 #define LIGHTNING_TOKENS(NAME, HELD, YOUNG)                                                                       \
-    extern "C" __global__ void __launch_bounds__(ABREAST * STRIP_LANES) NAME(                                     \
+    extern "C" __global__ void __launch_bounds__(ABREAST * STRIP_LANES, 1) NAME(                                  \
         const void *q, const void *k, const void *v, i64 kind, float *state, const float *slope,                  \
         const int *starts, i64 tokens, i64 heads, i64 width, i64 tiles, i64 lanes, void *out) {                   \
         lightning_tokens<HELD, YOUNG>(q, k, v, kind, state, slope, starts, tokens, heads, width, tiles, lanes,    \
