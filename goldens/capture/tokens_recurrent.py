@@ -3,8 +3,8 @@
     python goldens/capture/tokens_recurrent.py --out goldens/tokens                # on a GPU: every model and dtype
     python goldens/capture/tokens_recurrent.py --out goldens/tokens --models qwen3_5 --dtypes bfloat16   # CPU build
 
-On CUDA every model and dtype has a process of its own, all at once. One that fails is tried again with another
-attention backend, then named at the end; it takes no other with it. The CPU build has bfloat16 for the three with gated
+On CUDA every model and dtype has a process of its own, all at once. One that fails is tried again with other choices
+(`_AGAIN`), then named at the end; it takes no other with it. The CPU build has bfloat16 for the three with gated
 delta rules and nothing for the rest; no build has Kimi Linear's latent attention in float32. Triton's products of
 float32 are float32 ones here, not TensorFloat-32.
 """
@@ -27,8 +27,12 @@ import tokens  # noqa: E402  beside this file, wherever that is
 MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "mamba", "mamba2", "kimi_linear")
 _WRAPPED = ("qwen3_5", "qwen3_5_moe")
 _LATENT = "kimi_linear"
-_AGAIN = "TRITON_ATTN"  # where vLLM's own choice of attention does not start
-_AGAIN_LATENT = "TRITON_MLA"
+# Where vLLM's own choices do not start.
+_AGAIN = {
+    **{name: {"attention_backend": "TRITON_ATTN"} for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next")},
+    **{name: {"mamba_ssm_cache_dtype": "auto"} for name in ("mamba", "mamba2")},
+    _LATENT: {"attention_backend": "TRITON_MLA"},
+}
 
 
 def capture(out: Path, name: str, dtype: str, more: dict) -> None:
@@ -39,12 +43,14 @@ def capture(out: Path, name: str, dtype: str, more: dict) -> None:
                   "checkpoint_script": "goldens/tiny.py"}  # fmt: skip
         provenance = about.provenance(Path(__file__), dtype=dtype, **source)
         engine = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": dtype, "max_model_len": 256,
-                  "enable_prefix_caching": False, "seed": 0, "max_logprobs": tokens.TOP, "max_num_seqs": 4,
-                  **more}  # fmt: skip
+                  "enable_prefix_caching": False, "seed": 0, "max_logprobs": tokens.TOP, "max_num_seqs": 4}  # fmt: skip
         # States in float32 beside models of every dtype, as vtlab keeps them.
         engine |= {} if name == _LATENT else {"mamba_ssm_cache_dtype": "float32"}
         engine |= {"language_model_only": True} if name in _WRAPPED else {}
-        engine |= {"kv_cache_memory_bytes": 1_000_000_000} if provenance["build"] == "cuda" else {}
+        if provenance["build"] == "cuda":
+            # FLA's chunks: on an H200 vLLM would compile FlashInfer's, for heads of 128, at the start.
+            engine |= {"kv_cache_memory_bytes": 1_000_000_000, "additional_config": {"gdn_prefill_backend": "triton"}}
+        engine |= more
         sampling = {"temperature": 0.0, "max_tokens": tokens.NEW_TOKENS, "ignore_eos": True, "logprobs": tokens.TOP,
                     "detokenize": False}  # fmt: skip
         prompts = tokens.random_prompts(name, tiny.CHECKPOINTS[name]["vocab_size"])
@@ -84,9 +90,7 @@ def main() -> int:
     for again in (False, True):
         running = []
         for name, dtype in left:
-            backend = _AGAIN_LATENT if name == _LATENT else _AGAIN
-            more = {"attention_backend": backend} if again else {}
-            running.append((name, dtype, started(arguments, name, dtype, more, environment)))
+            running.append((name, dtype, started(arguments, name, dtype, _AGAIN[name] if again else {}, environment)))
             if not cuda:
                 running[-1][2].wait()
         left = [(name, dtype) for name, dtype, process in running if process.wait()]
