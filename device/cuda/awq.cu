@@ -1,5 +1,6 @@
 // AWQ's weights and plain columns of 4 bits: what they stand for, and products with them: w4a16.cuh, whose ladder this is.
 #include "codes.cuh"
+#include "plain_product.cuh"
 #include "w4a16.cuh"
 
 // The eight weights of a word, (q - zero) * scale, rounded to the scales' dtype; interleaved or in sequence.

@@ -1,5 +1,6 @@
 // GPTQ's weights: what they stand for, and products with them: w4a16.cuh, whose ladder this is.
 #include "codes.cuh"
+#include "plain_product.cuh"
 #include "w4a16.cuh"
 
 // w[k, n] = (q - zero) * scale, rounded to the scales' dtype: eight columns a thread, or one. Words in layout `from`; rows
