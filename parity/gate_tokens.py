@@ -11,15 +11,17 @@ from pathlib import Path
 
 from vtlab.goldens.tiny import write_checkpoint
 from vtlab.models.block_linear import gguf_quant_compute_available
+from vtlab.models.decoder import Decoder
 from vtlab.models.demo import demo_installed, demo_path
 from vtlab.models.loading import load_decoder
-from vtlab.ops.arrays import Arrays, on
+from vtlab.ops.arrays import HOST, Arrays, on
 from vtlab.ops.errors import ContractError
 
-from .goldens import list_goldens, token_golden
+from .goldens import FOLDER, list_goldens, token_golden
 from .tokens import Verdict, token_gate
 
 _CACHE_POSITIONS = 256
+_QUANTIZED, _WEIGHTS_ALONE = "quantized:", "_weights"
 BLOCKS = "blocks"
 """The "dtype" of llama.cpp's goldens: weights in their blocks, activations in eight bits; the exact values are those of
 the dequantised weights in float32."""
@@ -27,7 +29,7 @@ the dequantised weights in float32."""
 
 @dataclass(frozen=True)
 class Source:
-    """A token golden and the GGUF file of its model; None for a tiny checkpoint, which is made on the spot."""
+    """A token golden and the GGUF file of its model; None for a tiny checkpoint, quantised or made here."""
 
     golden: str
     file: Path | None
@@ -86,12 +88,12 @@ def _answers(name: str, model: str, files: dict[str, Path]) -> bool:
     if files:
         return golden["provenance"].get("gguf_sha256") in files
     stem = "gemma3_270m_q4_k_m" if model == "demo" else model
-    return stem in (name, golden["model"].removeprefix("tiny:"))
+    return stem in (name, golden["model"].removeprefix("tiny:").removeprefix(_QUANTIZED))
 
 
 def _source(name: str, files: dict[str, Path]) -> Source | None:
     golden = token_golden(name)
-    if golden["model"].startswith("tiny:"):
+    if golden["model"].startswith(("tiny:", _QUANTIZED)):
         return Source(name, None)
     digest = golden["provenance"]["gguf_sha256"]
     if digest in files:
@@ -130,6 +132,8 @@ def _judge(golden: dict, file: Path | None, arrays: Arrays) -> Verdict:
         return token_gate(golden, kept.on(arrays), exact.on(arrays))
     if file is not None:
         return token_gate(golden, load_decoder(file, golden["dtype"], _CACHE_POSITIONS).on(arrays))
+    if golden["model"].startswith(_QUANTIZED):
+        return token_gate(golden, *(decoder.on(place) for decoder, place in zip(quantized(golden), (arrays, HOST))))
     with tempfile.TemporaryDirectory() as folder:
         name, dtype = golden["model"].removeprefix("tiny:"), golden["dtype"]
         digest = write_checkpoint(name, folder, dtype)
@@ -140,3 +144,18 @@ def _judge(golden: dict, file: Path | None, arrays: Arrays) -> Verdict:
         positions = golden["provenance"]["engine"]["max_model_len"]
         exact = None if dtype == "float32" else load_decoder(folder, "float32", positions)
         return token_gate(golden, load_decoder(folder, dtype, positions).on(arrays), exact)
+
+
+def quantized(golden: dict) -> tuple[Decoder, Decoder]:
+    """A checkpoint of goldens/quantized as its format says, and its exact values: weights and activations in float32.
+
+    "nvfp4_weights" is "nvfp4" as vLLM serves it where nothing multiplies fp4: activations stay as they are.
+    """
+    name = golden["model"].removeprefix(_QUANTIZED)
+    folder = FOLDER / "quantized" / name.removesuffix(_WEIGHTS_ALONE)
+    digest, want = _sha256(folder / "model.safetensors"), golden["provenance"]["checkpoint_sha256"]
+    if digest != want:
+        raise ContractError("token_gate", "checkpoint", f"digest {digest}", f"{want}, the one vLLM ran")
+    weights = "dequantized" if name.endswith(_WEIGHTS_ALONE) else "packed"
+    served = load_decoder(folder, golden["dtype"], _CACHE_POSITIONS, weights)
+    return served, load_decoder(folder, "float32", _CACHE_POSITIONS)

@@ -85,15 +85,16 @@ class Quantised:
 
         bias : in `dtype`. packed : leave the matrix to its format's op, where it has one; else W is expanded.
         """
-        found = [self.sites[slot.hf] for slot in slots if slot.hf in self.sites]
-        if not found:
+        if slots[0].hf not in self.sites:
             return None
+        found = [self.sites[slot.hf] for slot in slots]
         parts = [scheme.matrix(self._part(scheme, site), dtype) for scheme, site in found]
-        if packed and found[0][0].packed:
+        if packed and found[0][0].packed and not any(_expanded(slot) for slot in slots):
             return QuantLinear(joined(parts), bias, dtype)
-        weight = [part.expanded() for part in parts]
-        wide = None if bias is None else bias.astype(np.float32)
-        return Linear(weight[0] if len(weight) == 1 else np.concatenate(weight), wide)
+        wide = [part.expanded() for part in parts]
+        weight = [data if slot.from_hf is None else slot.from_hf(data) for slot, data in zip(slots, wide)]
+        bias = None if bias is None else bias.astype(np.float32)
+        return Linear(weight[0] if len(weight) == 1 else np.concatenate(weight), bias)
 
     def _part(self, scheme: Scheme, site: Site) -> Part:
         names = {suffix: f"{site.module}.{suffix}" for suffix in self._stored[site.module + _WEIGHT]}
@@ -108,9 +109,14 @@ class Quantised:
         return owner(name) if owner is not None and name in self._tensors else self._file
 
 
+def _expanded(slot: Slot) -> bool:
+    """Experts have a product of their own, and rows that a family rearranges lie in its order only once expanded."""
+    return slot.from_hf is not None or slot.target.startswith("experts")
+
+
 def default_weights(config: ModelConfig, slots: Iterable[Slot], dtype: str, device: str) -> str:
-    """ "packed" where eight or four bits of activations are part of the format, or the device has an op for every
-    packed weight; else "dequantized", which weights alone give the same bytes in."""
+    """What `load` does by itself: "packed" where activations of eight or four bits belong to the format, or the device
+    has an op for every packed weight; else "dequantized", which gives the same bytes."""
     if config.quantization is None or dtype == "float32":
         return "dequantized"
     schemes = [scheme for scheme, _ in Quantised(config, slots, {}).sites.values()]
