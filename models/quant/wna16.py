@@ -160,9 +160,8 @@ class PackQuantized(Scheme):
         else:
             qzeros = np.ascontiguousarray(part.tensors["weight_zero_point"].T)
         g_idx = check_groups(part, "weight_g_idx", part.tensors["weight_g_idx"], len(scales)) if self.order else None
-        return GroupedWords(
-            np.ascontiguousarray(part.tensors["weight_packed"].T), scales, qzeros, g_idx, self.bits, True
-        )
+        qweight = np.ascontiguousarray(part.tensors["weight_packed"].T)
+        return GroupedWords(qweight, scales, qzeros, g_idx, self.bits, True)
 
 
 @dataclass(frozen=True, eq=False)
