@@ -148,12 +148,9 @@ EDGES: dict[str, list[dict]] = {
         {"T": 700, "C": 2 * 3 * 64 + 9 * 64, "Hv": 9, "num_k_heads": 3, "head_k_dim": 64, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **CHUNKS, **FP8, **KV, **LOWBIT, **ROPE, **MATMUL, **QUANT, **RECURRENT, **SAMPLING,
+    **ATTENTION, **CHUNKS, **FP8, **GGML, **KV, **LOWBIT, **ROPE, **MATMUL, **QUANT, **RECURRENT, **SAMPLING,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
-
-EVERY = EDGES | GGML
-"""With the ops that have kernels for the CPU alone."""
 
 MOVES = (
     "relu", "cast_bf16", "cast_f32", "qkv_split", "gdn_conv_split", "attn_gate_split", "reshape_and_cache",
@@ -198,7 +195,7 @@ class DeviceCase:
 
 
 def _axes(contract, number: int) -> Mapping[str, object]:
-    return [*contract.examples, *EVERY[contract.name]][number]
+    return [*contract.examples, *EDGES[contract.name]][number]
 
 
 def plant(value: np.ndarray, shift: int) -> None:
@@ -221,7 +218,7 @@ def provider_names(op: str) -> list[str]:
 def cases(ops: list[str]) -> Iterator[DeviceCase]:
     """All cases of the ops: examples and edges, then the same with special values where there is room for them."""
     for op in ops:
-        for number in range(len(lookup(op).contract.examples) + len(EVERY[op])):
+        for number in range(len(lookup(op).contract.examples) + len(EDGES[op])):
             yield DeviceCase(op, number)
             yield DeviceCase(op, number, special=True)
 

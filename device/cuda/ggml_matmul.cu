@@ -1,0 +1,321 @@
+// Products of rows with weights that stay in ggml's blocks: integers within a block, the mirror's order between blocks.
+//
+// The ladder: (1) Rows of `a` become codes once, in scratch, laid out as the lanes of a warp read them: 1,024 values are
+// two planes of 16 bytes a lane; where sums run in eight lanes, a word holds four values of one. (2) A warp has a row of
+// the weight and walks down it by 1,024 values, a unit of 32 each lane: the bytes go to shared memory 16 at a time,
+// whatever their blocks' size, and two turns ahead, so that every sector is asked for once and in one piece. (3) A
+// unit's codes meet up to four rows of `a`, four products an instruction. (4) Blocks of 256 are the eight units of eight
+// lanes: their integers meet by shuffles, each lane ends with one of the eight sums, and all lanes run through the
+// turn's four blocks in order. (5) Blocks of 32 have a term a lane: terms of eight rows are left in shared memory, and a
+// thread for each adds them in order while the other warps are on their way.
+#include "ggml_blocks.cuh"
+#include "ggml_codes.cuh"
+#include "mma.cuh"
+
+constexpr int WARPS = 8, STAGES = 3, PIECES = 70, TURNS = 2;  // TURNS: whose terms are added at once
+constexpr unsigned ALL = 0xffffffffu;
+
+// Up to 16 bytes on their way into shared memory.
+VT_FN void copy_part(void* shared, const void* global, int size) {
+#ifdef __CUDACC__
+    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(size) : "memory");
+#else
+    copy_async(shared, global);
+#endif
+}
+
+// Where the codes of `unit` of a row begin: its first half; the other is 512 bytes further.
+VT_FN i64 place_of(i64 row, i64 turns, i64 unit) { return (row * turns + unit / 32) * 1024 + (unit & 31) * 16; }
+
+// Blocks of 32, four lanes each; beside them Q8_1's sum.
+extern "C" __global__ void __launch_bounds__(256)
+    ggml_codes_32(i64 count, i64 blocks, const void* a, i64 stride, i64 kind, i64 wide, u8* codes, float* scales,
+                  float* sums, i64) {
+    i64 at = ((i64)blockIdx.x * 256 + threadIdx.x) / 4;
+    bool inside = at < count;
+    i64 block = inside ? at : count - 1, row = block / blocks, unit = block % blocks;
+    int lane = threadIdx.x & 3;
+    float x[8];
+    load_eight(x, a, row * stride + unit * 32 + 8 * lane, (int)kind, wide != 0);
+    Codes c = codes_32(x);
+#pragma unroll
+    for (int m = 1; m <= 2; m *= 2) c.total += __shfl_xor_sync(ALL, c.total, m);
+    if (!inside) return;
+    unsigned* to = (unsigned*)(codes + place_of(row, (blocks + 31) / 32, unit) + lane / 2 * 512) + lane % 2 * 2;
+    to[0] = packed4(c.code[0], c.code[1], c.code[2], c.code[3]);
+    to[1] = packed4(c.code[4], c.code[5], c.code[6], c.code[7]);
+    if (lane == 0) {
+        scales[block] = widen_f16(f16_of(c.d));
+        sums[block] = widen_f16(f16_of_sum(c.d, c.total));
+    }
+}
+
+// Blocks of 256, a warp each; beside them the sums of a unit's halves. `apart`: by lanes of sums.
+extern "C" __global__ void __launch_bounds__(256)
+    ggml_codes_256(i64 count, i64 blocks, const void* a, i64 stride, i64 kind, i64 wide, u8* codes, float* scales,
+                   unsigned* sums, i64 apart) {
+    i64 block = ((i64)blockIdx.x * 256 + threadIdx.x) / 32;
+    if (block >= count) return;
+    i64 row = block / blocks, unit = block % blocks * 8 + (threadIdx.x & 31) / 4;
+    int lane = threadIdx.x & 31, part = lane & 3;
+    float x[8];
+    load_eight(x, a, row * stride + block % blocks * 256 + 8 * lane, (int)kind, wide != 0);
+    Codes c = codes_256(x, lane);
+    u8* to = codes + place_of(row, (blocks + 3) / 4, unit);
+    if (apart) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) to[i / 4 * 512 + 4 * (i & 3) + part] = (u8)c.code[i];
+    } else {
+        unsigned* words = (unsigned*)(to + part / 2 * 512) + part % 2 * 2;
+        words[0] = packed4(c.code[0], c.code[1], c.code[2], c.code[3]);
+        words[1] = packed4(c.code[4], c.code[5], c.code[6], c.code[7]);
+    }
+    int half = c.total + __shfl_xor_sync(ALL, c.total, 1), other = __shfl_xor_sync(ALL, half, 2);
+    if (part == 0) sums[row * blocks * 8 + unit] = (half & 0xffff) | (unsigned)other << 16;
+    if (lane == 0) scales[block] = c.d;
+}
+
+// Four neighbours of four units of eight -> the four values of each place.
+VT_FN void transpose(unsigned (&t)[8], int at, unsigned a, unsigned b, unsigned c, unsigned d) {
+    unsigned low = permute(a, b, 0x5140), high = permute(a, b, 0x7362);
+    unsigned low2 = permute(c, d, 0x5140), high2 = permute(c, d, 0x7362);
+    t[at] = permute(low, low2, 0x5410);
+    t[at + 1] = permute(low, low2, 0x7632);
+    t[at + 2] = permute(high, high2, 0x5410);
+    t[at + 3] = permute(high, high2, 0x7632);
+}
+
+VT_FN int over_eight(int x) {
+#pragma unroll
+    for (int m = 1; m <= 4; m *= 2) x += __shfl_xor_sync(ALL, x, m);
+    return x;
+}
+
+// Eight sums of eight lanes: lane u is left with the u-th over all of them.
+VT_FN int scattered(int (&part)[8], int u) {
+#pragma unroll
+    for (int m = 4; m >= 1; m /= 2) {
+        bool upper = (u & m) != 0;
+#pragma unroll
+        for (int c = 0; c < m; ++c) {
+            int give = upper ? part[c] : part[c + m], keep = upper ? part[c + m] : part[c];
+            part[c] = keep + __shfl_xor_sync(ALL, give, m);
+        }
+    }
+    return part[0];
+}
+
+struct Product {
+    i64 rows, columns, units, stride;
+    const u8* b;
+    const uint4* codes;
+    const float* scales;
+    const unsigned* sums;
+    void* out;
+    int kind;
+};
+
+// A warp's turn of the weight's bytes into its place; nothing past the row is touched.
+template <int TYPE> VT_FN void send(const Product& p, const u8* row, i64 turn, uint4* to, int lane) {
+    constexpr int CHUNK = Block<TYPE>::BYTES * (Block<TYPE>::LARGE ? 4 : 32);
+    const u8* end = row + (Block<TYPE>::LARGE ? p.units / 8 : p.units) * Block<TYPE>::BYTES;
+    const u8* begin = row + turn * CHUNK;
+    const u8* last = begin + CHUNK < end ? begin + CHUNK : end;
+    const u8* from = (const u8*)((unsigned long long)begin & ~15ull) + 16 * lane;
+    for (int i = lane; from < last; i += 32, from += 512) {
+        i64 left = last - from;
+        copy_part(to + i, from, left < 16 ? (int)left : 16);
+    }
+}
+
+template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
+    using B = Block<TYPE>;
+    constexpr int RUN = TURNS * 32 + 1;
+    __shared__ uint4 stage[WARPS][STAGES][PIECES];
+    __shared__ float terms[B::LARGE ? 1 : 2][WARPS][M][B::LARGE ? 1 : RUN];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    i64 groups = (p.rows + M - 1) / M, first = blockIdx.x % groups * M, top = blockIdx.x / groups * WARPS;
+    i64 column = top + warp < p.columns ? top + warp : p.columns - 1;
+    i64 turns = (p.units + 31) / 32, blocks = B::LARGE ? p.units / 8 : p.units;
+    const u8* row = p.b + column * p.stride;
+    i64 a_row[M];
+    float sum[M], low[M];
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+        a_row[m] = first + m < p.rows ? first + m : p.rows - 1;
+        sum[m] = low[m] = 0.0f;
+    }
+    for (int s = 0; s < STAGES - 1; ++s) {
+        if (s < turns) send<TYPE>(p, row, s, stage[warp][s], lane);
+        copies_close();
+    }
+    int slot = 0;
+    for (i64 turn = 0; turn < turns; ++turn) {
+        copies_wait<STAGES - 2>();
+        warp_meets();
+        i64 next = turn + STAGES - 1;
+        if (next < turns) send<TYPE>(p, row, next, stage[warp][slot == 0 ? STAGES - 1 : slot - 1], lane);
+        copies_close();
+        i64 unit = turn * 32 + lane, block = B::LARGE ? unit / 8 : unit;
+        bool live = unit < p.units;
+        unsigned q[8], t[8];
+        Scales k = {};
+        if (live) {
+            const u8* here = row + turn * (B::LARGE ? 4 : 32) * B::BYTES;
+            const u8* held = (const u8*)stage[warp][slot] + ((unsigned long long)here & 15);
+            take_apart<TYPE>(q, k, held + (B::LARGE ? lane / 8 : lane) * B::BYTES, lane & 7);
+        }
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        if constexpr (B::LANES) {
+            transpose(t, 0, q[0], q[2], q[4], q[6]);
+            transpose(t, 4, q[1], q[3], q[5], q[7]);
+        }
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+            uint4 x = {}, y = {};
+            float d = 0.0f;
+            unsigned halves = 0;
+            if (live) {
+                const uint4* codes = p.codes + (a_row[m] * turns + turn) * 64 + lane;
+                x = codes[0];
+                y = codes[32];
+                d = p.scales[a_row[m] * blocks + block];
+                if constexpr (B::MINIMUM) halves = p.sums[a_row[m] * p.units + unit];
+            }
+            const unsigned w[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+            int minimum = 0;
+            if constexpr (B::LARGE && B::MINIMUM) {
+                minimum = over_eight(k.m[0] * (int)(short)halves + k.m[1] * (int)(short)(halves >> 16));
+            }
+            if constexpr (B::LANES) {
+                int part[8];
+#pragma unroll
+                for (int c = 0; c < 8; ++c) {
+                    if constexpr (TYPE == Q4_K || TYPE == Q5_K) {
+                        part[c] = live ? k.s[0] * dot4(t[c], w[c], 0) : 0;
+                    } else {
+                        int one = dot4(t[c] & 0xffffu, w[c], 0), two = dot4(t[c] & 0xffff0000u, w[c], 0);
+                        part[c] = live ? k.s[0] * one + k.s[1] * two : 0;
+                    }
+                }
+                float term = (k.d * d) * (float)scattered(part, lane & 7);
+                float off = (k.dmin * d) * (float)minimum;
+#pragma unroll
+                for (int b = 0; b < 4; ++b) {
+                    float other = __shfl_sync(ALL, term, 8 * b + (lane & 7));
+                    if (turn * 4 + b < blocks) sum[m] = sum[m] + other;
+                    if constexpr (B::MINIMUM) {
+                        other = __shfl_sync(ALL, off, 8 * b);
+                        if (turn * 4 + b < blocks) low[m] = low[m] - other;
+                    }
+                }
+            } else {
+                int one = 0, two = 0;
+                if (live) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        one = dot4(q[i], w[i], one);
+                        two = dot4(q[i + 4], w[i + 4], two);
+                    }
+                }
+                float term;
+                if constexpr (B::LARGE) {
+                    float i = (float)over_eight(k.s[0] * one + k.s[1] * two);
+                    if constexpr (B::MINIMUM) term = (d * k.d) * i - (d * k.dmin) * (float)minimum;
+                    else term = i * (k.d * d);
+#pragma unroll
+                    for (int b = 0; b < 4; ++b) {
+                        float other = __shfl_sync(ALL, term, 8 * b);
+                        if (turn * 4 + b < blocks) sum[m] = sum[m] + other;
+                    }
+                } else {
+                    float i = (float)(one + two);
+                    if constexpr (B::MINIMUM) term = (k.d * d) * i - k.dmin * vt_float((int)halves);
+                    else if constexpr (TYPE == Q4_0) term = (i * k.d) * d;
+                    else term = i * (k.d * d);
+                    terms[turn / TURNS & 1][warp][m][turn % TURNS * 32 + lane] = term;
+                }
+            }
+        }
+        if constexpr (!B::LARGE) {
+            if (turn % TURNS == TURNS - 1 || turn + 1 == turns) {
+                __syncthreads();
+                if (threadIdx.x < WARPS * M) {
+                    const float* run = terms[turn / TURNS & 1][threadIdx.x & (WARPS - 1)][threadIdx.x / WARPS];
+                    i64 left = p.units - turn / TURNS * TURNS * 32;
+                    int count = left < TURNS * 32 ? (int)left : TURNS * 32;
+#pragma unroll 8
+                    for (int i = 0; i < count; ++i) sum[0] = sum[0] + run[i];
+                }
+            }
+        }
+    }
+    if constexpr (B::LARGE) {
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+            float total = B::LANES ? low[m] : sum[m] * B::FOLD;
+            if constexpr (B::LANES) {
+#pragma unroll
+                for (int c = 0; c < 8; ++c) total = total + __shfl_sync(ALL, sum[m], c);
+            }
+            float one[1] = {total};
+            if (lane == 0 && top + warp < p.columns && first + m < p.rows) {
+                store(p.out, (first + m) * p.columns + top + warp, one, p.kind);
+            }
+        }
+    } else if (threadIdx.x < WARPS * M) {
+        i64 n = top + (threadIdx.x & (WARPS - 1)), m = first + threadIdx.x / WARPS;
+        float one[1] = {sum[0]};
+        if (n < p.columns && m < p.rows) store(p.out, m * p.columns + n, one, p.kind);
+    }
+}
+
+#define PRODUCT(name, TYPE, M)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256)                                                                 \
+        name(i64 rows, i64 columns, i64 units, const u8* b, i64 stride, const uint4* codes, const float* scales,      \
+             const unsigned* sums, void* out, i64 kind) {                                                             \
+        product<TYPE, M>({rows, columns, units, stride, b, codes, scales, sums, out, (int)kind});                     \
+    }
+
+PRODUCT(ggml_q4_0_1, Q4_0, 1)
+PRODUCT(ggml_q4_0_4, Q4_0, 4)
+PRODUCT(ggml_q4_1_1, Q4_1, 1)
+PRODUCT(ggml_q4_1_4, Q4_1, 4)
+PRODUCT(ggml_q5_0_1, Q5_0, 1)
+PRODUCT(ggml_q5_0_4, Q5_0, 4)
+PRODUCT(ggml_q5_1_1, Q5_1, 1)
+PRODUCT(ggml_q5_1_4, Q5_1, 4)
+PRODUCT(ggml_q8_0_1, Q8_0, 1)
+PRODUCT(ggml_q8_0_4, Q8_0, 4)
+PRODUCT(ggml_q2_k_1, Q2_K, 1)
+PRODUCT(ggml_q2_k_4, Q2_K, 4)
+PRODUCT(ggml_q3_k_1, Q3_K, 1)
+PRODUCT(ggml_q3_k_4, Q3_K, 4)
+PRODUCT(ggml_q4_k_1, Q4_K, 1)
+PRODUCT(ggml_q4_k_4, Q4_K, 4)
+PRODUCT(ggml_q5_k_1, Q5_K, 1)
+PRODUCT(ggml_q5_k_4, Q5_K, 4)
+PRODUCT(ggml_q6_k_1, Q6_K, 1)
+PRODUCT(ggml_q6_k_4, Q6_K, 4)
+PRODUCT(ggml_iq2_xxs_1, IQ2_XXS, 1)
+PRODUCT(ggml_iq2_xxs_4, IQ2_XXS, 4)
+PRODUCT(ggml_iq3_xxs_1, IQ3_XXS, 1)
+PRODUCT(ggml_iq3_xxs_4, IQ3_XXS, 4)
+
+// Weights in Q8_K, which no activation meets as integers: an element a thread, one fma a value.
+extern "C" __global__ void __launch_bounds__(256)
+    ggml_q8_k(i64 count, i64 columns, i64 depth, const void* a, i64 a_stride, i64 a_kind, const u8* b, i64 stride, void* out,
+              i64 kind) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= count) return;
+    const u8* row = b + at % columns * stride;
+    float sum[1] = {0.0f};
+    for (i64 k = 0; k < depth; ++k) {
+        const u8* block = row + k / 256 * 292;
+        float x[1];
+        load(x, a, at / columns * a_stride + k, (int)a_kind);
+        sum[0] = vt_fma(x[0], *(const float*)block * (float)(signed char)block[4 + k % 256], sum[0]);
+    }
+    store(out, at, sum, (int)kind);
+}

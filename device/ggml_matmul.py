@@ -1,0 +1,53 @@
+"""Products with weights that stay in GGML blocks on a GPU: launchers of cuda/ggml_matmul.cu."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtlab.ops import providers
+from vtlab.ops.blocks import quant_traits
+
+from .ggml import reachable
+from .launch import PROVIDER, as_rows, kind, results, start, vectors
+from .runtime import current
+from .scratch import scratch
+
+_FAMILY = "ggml_matmul"
+_BLOCK, _WARPS = 256, 8
+_FEW = 4
+"""Rows of a that meet the weights at once, where there are several."""
+_LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
+"""Types whose sums run in eight lanes."""
+
+
+@providers.provider("matmul_bt_quant", "cuda", PROVIDER)
+def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
+    """oracle.ggml_matmul.matmul_bt_quant.
+
+    Each row of a becomes codes once, in scratch; weights are read as they lie, once for every four rows of a.
+    """
+    op, traits = "matmul_bt_quant", quant_traits(quant_type)
+    (rows, depth), columns = a.shape, b.shape[0]
+    (target,) = results(op, out, (a, b), ((rows, columns), np.dtype(out_dtype or np.float32)))
+    if not target.size:
+        return target
+    b, stride = reachable(b, traits.nbytes)
+    a, _, a_stride = as_rows(op, "a", a)
+    if not traits.has_vec_dot:
+        args = [target.size, columns, depth, a, a_stride, kind(a), b, stride, target, kind(target)]
+        start(op, _FAMILY, "ggml_q8_k", -(-target.size // _BLOCK), (_BLOCK, 1), args)
+        return target
+    units, blocks = depth // 32, depth // traits.elements
+    size, scales = rows * -(-units // 32) * 1024, rows * blocks * 4
+    codes = current().pointer(scratch.take("ggml activations", size + scales + rows * units * 4))
+    beside = codes, codes + size, codes + size + scales
+    wide = int(vectors(depth, (a, a_stride)))
+    count = rows * blocks
+    lanes = 32 if traits.elements == 256 else 4
+    args = [count, blocks, a, a_stride, kind(a), wide, *beside, int(quant_type in _LANES)]
+    start(op, _FAMILY, f"ggml_codes_{traits.elements}", -(-count * lanes // _BLOCK), (_BLOCK, 1), args)
+    each = 1 if rows == 1 else _FEW
+    args = [rows, columns, units, b, stride, *beside, target, kind(target)]
+    grid = -(-columns // _WARPS) * -(-rows // each)
+    start(op, _FAMILY, f"ggml_{quant_type.lower()}_{each}", grid, (_BLOCK, 1), args)
+    return target
