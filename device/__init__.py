@@ -68,8 +68,8 @@ __all__ = [
     "causal_conv_spec", "codes", "cublas", "draws", "elementwise", "fp4", "fp8_blocks", "fp8_matmul", "fusion", "gates",
     "gdn", "gdn_chunk_states", "gdn_chunks", "ggml", "ggml_matmul", "gptq", "kda", "kv_blocks", "kv_cache", "kv_latent",
     "linear_attention", "logits", "machete", "mamba_norm", "marlin", "marlin_matmul", "matmul", "norm", "norm_quant",
-    "numba_cuda", "quant_fp8", "rope", "rope_fused", "sampling", "selective_scan", "splits", "ssm", "state_cache", "token_masks",
-    "wna16",
+    "numba_cuda", "quant_fp8", "rope", "rope_fused", "sampling", "selective_scan", "splits", "ssm", "state_cache",
+    "token_masks", "wna16",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))
