@@ -1,4 +1,4 @@
-"""Shapes for GGML blocks: tiles of sixteen rows of weights, rows of a by fours, K beyond one unpacked chunk."""
+"""Shapes for GGML blocks: tiles of rows of weights, rows of a by fours, K beyond one unpacked chunk or some turns."""
 
 import numpy as np
 
@@ -30,10 +30,10 @@ EDGES: dict[str, list[dict]] = {
     "quantize_row_q8_k": _ROWS,
     "matmul_bt_quant": [
         _large_sums(),
-        *({"M": M, "N": N, "K": 512, "quant_type": kind, "a": "float32"}
-          for kind in WEIGHT_TYPES for M, N in ((1, 35), (6, 16), (67, 17))),
         *({"M": 2, "N": 18, "K": 4864, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
           for kind in ("Q4_1", "Q5_0", "Q2_K", "Q4_K", "IQ3_XXS")),
+        *({"M": M, "N": N, "K": 512, "quant_type": kind, "a": "float32"}
+          for kind in WEIGHT_TYPES for M, N in ((1, 35), (6, 16), (67, 17))),
         *({"M": 3, "N": 5, "K": 96, "quant_type": kind, "a": "float16"} for kind in _SMALL),
         {"M": 0, "N": 5, "K": 96, "quant_type": "Q8_0"}, {"M": 2, "N": 0, "K": 96, "quant_type": "Q8_0"},
     ],

@@ -15,6 +15,7 @@ from .device_run import Emulated, check_case
 from .device_wrongs_attention import WRONGS as ATTENTION
 from .device_wrongs_chunks import WRONGS as CHUNKS
 from .device_wrongs_fp8 import WRONGS as FP8
+from .device_wrongs_ggml import WRONGS as GGML
 from .device_wrongs_lowbit import WRONGS as LOWBIT
 from .device_wrongs_quant import WRONGS as QUANT
 from .device_wrongs_recurrent import WRONGS as RECURRENT
@@ -128,7 +129,7 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **ATTENTION, **CHUNKS, **FP8, **LOWBIT, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
+    **ATTENTION, **CHUNKS, **FP8, **GGML, **LOWBIT, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
 }  # fmt: skip
 
 

@@ -1,0 +1,23 @@
+"""Small wrongs in the kernels of GGML blocks, by family; those of their headers stand where they show."""
+
+from __future__ import annotations
+
+WRONGS: dict[str, dict[str, tuple[str, str]]] = {
+    "ggml": {
+        "halves to even": ("size - (float)low >= 0.5f", "size - (float)low + (float)(low & 1) * 1e-7f > 0.5f"),
+        "a NaN is passed over": ("x[i] != x[i] || vt_abs(x[i]) > peak", "vt_abs(x[i]) > peak"),
+        "sums of eight codes": ("c.total + __shfl_xor_sync(0xffffffffu, c.total, 1)", "c.total"),
+        "the first sixteen's scale": ("k.s[g / 2] * B::FOLD", "k.s[0] * B::FOLD"),
+    },
+    "ggml_matmul": {
+        "an eighth sign of its own": ("(p ^ p >> 1) & 1u", "p & 0u"),
+        "words as they lie": ("bool apart = ((unsigned long long)p & 2) != 0;", "bool apart = false;"),
+        "the code times both scales": ("term = (i * k.d) * d;", "term = i * (k.d * d);"),
+        "lanes in pairs": ("permute(low, low2, 0x5410)", "permute(low, high2, 0x5410)"),
+        "the sums of the first half": ("(int)(short)(halves >> 16)", "(int)(short)halves"),
+        "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),
+        "terms in one place": ("terms[turn / TURNS & 1][warp][m]", "terms[0][warp][m]"),
+        "minimums join at the end": ("float total = B::LANES ? low[m] :", "float total = B::LANES ? 0.0f :"),
+    },
+}  # fmt: skip
+"""Family: name of the wrong: (text that stands once in the sources, what stands there instead)."""

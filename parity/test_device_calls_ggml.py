@@ -1,0 +1,137 @@
+"""Around the kernels of GGML blocks: rows at any address, one row among many, graphs, calls that are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vtlab import oracle
+from vtlab.ops.blocks import WEIGHT_TYPES
+from vtlab.ops.errors import ContractError
+from vtlab.oracle.ggml import random_blocks
+
+from .compare import assert_bytes
+from .device_run import Cuda
+from .scalar import draw
+
+QUANTISERS = {"quantize_row_q8_0": 34, "quantize_row_q8_1": 36, "quantize_row_q8_k": 292}
+
+
+def weights(kind: str, rows: int, length: int) -> np.ndarray:
+    return random_blocks(np.random.default_rng([rows, length]), kind, rows, length)
+
+
+def placed(device, rows: np.ndarray, shift: int, gap: int):
+    """The rows on the device, `shift` elements after a multiple of 16 bytes and `gap` elements apart."""
+    count, width = rows.shape
+    item = rows.itemsize
+    raw = device.raw((count * (width + gap) + shift) * item + 16)
+    flat = raw[: (count * (width + gap) + shift) * item].view(rows.dtype)[shift:]
+    view = flat.reshape(count, width + gap)[:, :width]
+    view[...] = device.send(rows)
+    return view
+
+
+@pytest.mark.parametrize("shift, gap", [(1, 0), (2, 2), (4, 12), (0, 7)])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_weights_at_any_address(device, kind, shift, gap):
+    """Rows of blocks where words, or even halves, are not aligned: products and lookups."""
+    a, b, ids = draw((2, 768), "float32", 1), weights(kind, 9, 768), np.array([8, 0, 3])
+    got = device.call("matmul_bt_quant", {"a": device.send(a), "b": placed(device, b, shift, gap), "quant_type": kind})
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
+    table = placed(device, b, shift, gap)
+    got = device.call("embedding_quant", {"table": table, "ids": device.send(ids), "quant_type": kind})
+    assert_bytes(device.fetch(got), oracle.embedding_quant.mirror(b, ids, quant_type=kind))
+
+
+@pytest.mark.parametrize("shift, gap", [(1, 0), (0, 3), (8, 8)])
+def test_activations_at_any_address(device, shift, gap):
+    x, b = draw((3, 512), "bfloat16", 2), weights("Q5_K", 5, 512)
+    for op in QUANTISERS:
+        got = device.call(op, {"x": placed(device, x, shift, gap)})
+        assert_bytes(device.fetch(got), getattr(oracle, op).mirror(x), op)
+    got = device.call(
+        "matmul_bt_quant", {"a": placed(device, x, shift, gap), "b": device.send(b), "quant_type": "Q5_K"}
+    )
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(x, b, quant_type="Q5_K"))
+
+
+@pytest.mark.parametrize("op", QUANTISERS)
+def test_blocks_go_to_any_address(device, op):
+    x = draw((3, 256), "float32", 3)
+    want = getattr(oracle, op).mirror(x)
+    raw = device.raw(want.size + 32)
+    raw[...] = 0x5A
+    out = raw[1 : 1 + want.size].reshape(want.shape)
+    device.call(op, {"x": device.send(x), "out": out})
+    left = device.fetch(raw)
+    assert_bytes(left[1 : 1 + want.size].reshape(want.shape), want)
+    assert np.all(left[:1] == 0x5A) and np.all(left[1 + want.size :] == 0x5A)
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q2_K", "Q3_K"])
+def test_a_row_has_its_bytes_in_any_batch(device, kind):
+    """A decode step and a prompt: the kernels for one row and for four give it the same bytes."""
+    a, b = draw((6, 1280), "float32", 4), weights(kind, 11, 1280)
+    whole = device.fetch(device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind}))
+    for M in (1, 5):
+        call = {"a": device.send(a[:M]), "b": device.send(b), "quant_type": kind}
+        assert_bytes(device.fetch(device.call("matmul_bt_quant", call)), whole[:M], f"{M} rows")
+    call = {"a": device.send(a), "b": device.send(b[3:]), "quant_type": kind}
+    assert_bytes(device.fetch(device.call("matmul_bt_quant", call)), whole[:, 3:].copy(), "fewer columns")
+
+
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_nothing_to_add_is_zero(device, kind):
+    a, b = np.zeros((2, 0), np.float32), np.zeros((3, 0), np.uint8)
+    got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
+    assert_bytes(device.fetch(got), np.zeros((2, 3), np.float32))
+
+
+@pytest.mark.parametrize("a, width, kind, match", [
+    ((2, 48), 34, "Q8_0", "multiple of 32"),
+    ((2, 128), 144, "Q4_K", "multiple of 256"),
+    ((2, 256), 143, "Q4_K", "144 bytes"),
+    ((2, 256), 288, "Q4_K", "144 bytes"),
+    ((2, 32), 18, "Q4_2", "quant_type"),
+])  # fmt: skip
+def test_rows_that_do_not_match_are_refused(device, a, width, kind, match):
+    call = {"a": device.send(np.zeros(a, np.float32)), "b": device.send(np.zeros((3, width), np.uint8))}
+    with pytest.raises(ContractError, match=match):
+        device.call("matmul_bt_quant", call | {"quant_type": kind})
+
+
+def test_results_of_another_form_are_refused(device):
+    a, b = device.send(draw((2, 64), "float32", 5)), device.send(weights("Q4_0", 3, 64))
+    call = {"a": a, "b": b, "quant_type": "Q4_0"}
+    for shape, dtype in (((2, 4), np.float32), ((2, 3), np.float16)):
+        with pytest.raises(ContractError, match="out"):
+            device.call("matmul_bt_quant", call | {"out": device.send(np.zeros(shape, dtype))})
+    with pytest.raises(ContractError, match="memory shared with another argument"):
+        device.call("quantize_row_q8_0", {"x": a, "out": a.view(np.uint8).reshape(-1)[: 2 * 68].reshape(2, 68)})
+    with pytest.raises(ContractError, match="table"):
+        table = device.send(np.zeros((2, 33), np.uint8))
+        device.call(
+            "embedding_quant", {"table": table, "ids": device.send(np.zeros(1, np.int32)), "quant_type": "Q8_0"}
+        )
+
+
+def test_a_captured_product_reads_what_is_there_later(device):
+    """Scratch that was there before the capture serves it; a replay codes the activations anew."""
+    if not isinstance(device, Cuda):
+        pytest.skip("graphs are a GPU's")
+    cupy, inputs = device.cupy, [draw((1, 1024), "float32", seed) for seed in (6, 7)]
+    b = weights("Q4_K", 40, 1024)
+    call = {"a": device.send(inputs[0]), "b": device.send(b), "quant_type": "Q4_K"}
+    out = device.call("matmul_bt_quant", dict(call))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        device.call("matmul_bt_quant", call | {"out": out})
+        stream.synchronize()
+        stream.begin_capture()
+        device.call("matmul_bt_quant", call | {"out": out})
+        graph = stream.end_capture()
+        call["a"][...] = device.send(inputs[1])
+        graph.launch(stream)
+        stream.synchronize()
+    assert_bytes(device.fetch(out), oracle.matmul_bt_quant.mirror(inputs[1], b, quant_type="Q4_K"))
