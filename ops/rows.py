@@ -11,7 +11,8 @@ class Row:
 
     `promised` are the ops that the row must hold to be whole; it grows as rows are specified. `machinery` begins
     the names of the parity tests of a row that is proven by these alone: a mechanism, which holds no ops, or the CPU's
-    kernels of ops whose contracts belong to another row, which are `shared`.
+    kernels of ops whose contracts belong to another row. Such ops are `shared`; without machinery the row is their
+    kernels on a GPU.
     """
 
     id: str
@@ -83,6 +84,8 @@ _PROMISED = {
             indexer_k_quant_and_cache cp_gather_indexer_k_quant_cache reshape_and_cache_nvfp4""",
         "MOE-ROUTING": "moe_router_topk moe_sum",
         "MOE-UNQUANTIZED": "moe_grouped_gemm",
+        "QUANT-CIQ-GEMM-CUDA": """quantize_row_q8_0 quantize_row_q8_1 quantize_row_q8_k matmul_bt_quant
+            embedding_quant""",
         "QUANT-CIQ-IQUANT": """quantize_row_q8_0 quantize_row_q8_1 quantize_row_q8_k vec_dot matmul_bt_quant
             embedding_quant repack_q8_0x4""",
         "ROPE-QKNORM": """rope_neox rope_cos_sin_cache rope_from_cache rope_build_cache attn_qk_norm_rope_gate
@@ -105,7 +108,7 @@ _MACHINERY = {
     "GEMM-CPU-ELEM": "test_cpu_matmul",
 }
 
-_SHARED = {"GEMM-CPU-ELEM": ("matmul", "matmul_bt")}
+_SHARED = {"GEMM-CPU-ELEM": ("matmul", "matmul_bt"), "QUANT-CIQ-GEMM-CUDA": _PROMISED["QUANT-CIQ-GEMM-CUDA"]}
 
 
 ROWS: dict[str, Row] = _rows(
@@ -148,7 +151,7 @@ ROWS: dict[str, Row] = _rows(
     ("MOE-SPECIAL", "moe", "special expert layouts"),
     ("MOE-SQRTSOFTPLUS-HASH", "moe_routing", "sqrt-softplus and hash routing"),
     ("MOE-UNQUANTIZED", "moe", "fused experts in bf16"),
-    ("QUANT-CIQ-GEMM-CUDA", "ggml", "GGML-block GEMM on CUDA"),
+    ("QUANT-CIQ-GEMM-CUDA", "ggml ggml_matmul", "GGML-block GEMM on CUDA"),
     ("QUANT-CIQ-IQUANT", "ggml ggml_matmul", "GGML blocks: quantisers, products, lookups"),
     ("ROPE-QKNORM", "rope rope_fused", "rotary embeddings, caches, QK norm"),
     ("SAMPLING", "sampling draws logits token_masks", "logits processing, truncation, sampling"),

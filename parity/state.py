@@ -29,7 +29,8 @@ class RowState:
     "unproven" (ops without a record) or "absent". device: "verified" by
     the name of each GPU whose record holds all ops of the row, "built" for each arch all of them compile for;
     "partial" where some ops have no kernel; empty where none has one. A row of the CPU's kernels, whose ops are those
-    of another row, is verified by "cpu" where its record is proven, and has no part in that row's goldens and GPUs.
+    of another row, is verified by "cpu" where its record is proven, and has no part in that row's goldens and GPUs; a
+    row of a GPU's kernels of such ops shares both.
     """
 
     row: Row
@@ -58,6 +59,8 @@ def matrix() -> list[RowState]:
 def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]], claims: list[tuple]) -> RowState:
     ops = {name: found for name, found in table().items() if found.contract.row == row.id}
     shared = tuple(name for name in row.shared if name in table())
+    if not row.machinery:  # the shared ops' own checks and records are the row's too
+        ops |= {name: table()[name] for name in shared}
     entries = {name: record.get(name) for name in ops}
     if row.machinery:
         entries = {row.machinery: record.get(row.machinery)}
@@ -72,13 +75,13 @@ def _row_state(row: Row, record: dict, goldens: dict[str, dict[str, int]], claim
         for build, count in goldens.get(name, {}).items():
             builds[build] = builds.get(build, 0) + count
     counted = [entry for entry in entries.values() if entry]
-    if shared:  # their kernels are the CPU tier's, which the machinery's tests run
+    if shared and row.machinery:  # their kernels are the CPU tier's, which the machinery's tests run
         device = {"cpu": "verified"} if oracle == "proven" else {}
     else:
         device = device_states(claims, tuple(ops), generated_chains() if row.machinery == "test_fusion" else ())
     return RowState(
         row,
-        (*ops, *shared),
+        tuple(dict.fromkeys((*ops, *shared))),
         oracle,
         sum(e["checks"] for e in counted),
         sum(e["mutations"] for e in counted),
