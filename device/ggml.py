@@ -18,9 +18,9 @@ _BLOCK = 256
 def reachable(array, nbytes: int):
     """(rows of blocks, bytes from one to the next) where words of them can be read, else of a copy.
 
-    Blocks of a multiple of four bytes are read as aligned words, others at even addresses.
+    Blocks of a multiple of 16 bytes are read as such, of four as words, others at even addresses.
     """
-    item = 4 if nbytes % 4 == 0 else 2
+    item = 16 if nbytes % 16 == 0 else 4 if nbytes % 4 == 0 else 2
     step = array.strides[0] if len(array) > 1 else array.shape[1]
     if step % item or current().pointer(array) % item:
         fresh = current().empty(array.shape, array.dtype)

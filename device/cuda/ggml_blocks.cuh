@@ -1,7 +1,7 @@
 // ggml's blocks taken apart in registers: a unit is 32 neighbours, whose codes become eight words of four signed bytes.
 //
-// Blocks of 18, 22, 34, 66, 98, 110 and 210 bytes stand at even addresses alone: their words are joined from two
-// aligned ones, of which the last is not read where the field ends before it.
+// Blocks of 144 and 176 bytes are read 16 bytes at a time. Those of 18, 22, 34, 66, 98, 110 and 210 stand at even
+// addresses alone: their words are joined from two aligned ones, of which the last is not read past the field.
 #pragma once
 #include "ggml_grids.cuh"
 
@@ -9,11 +9,13 @@ enum { Q4_0, Q5_0, Q8_0, Q4_1, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ3_
 
 typedef unsigned char u8;
 
-// BYTES of a block; LARGE: of 256 values, not 32; LANES: eight sums beside each other, element k in lane k % 8.
+// BYTES of a block, at multiples of ALIGNED (device/ggml.py: reachable); LARGE: of 256 values, not 32; LANES: eight sums
+// beside each other, element k in lane k % 8.
 template <int TYPE> struct Block {
     static constexpr int SIZES[12] = {18, 22, 34, 20, 24, 84, 110, 144, 176, 210, 66, 98};
     static constexpr int BYTES = SIZES[TYPE];
-    static constexpr bool LARGE = TYPE >= Q2_K, LANES = TYPE >= Q3_K && TYPE <= Q6_K, EVEN = BYTES % 4 != 0;
+    static constexpr bool LARGE = TYPE >= Q2_K, LANES = TYPE >= Q3_K && TYPE <= Q6_K;
+    static constexpr int ALIGNED = BYTES % 16 == 0 ? 16 : BYTES % 4 == 0 ? 4 : 2;
     static constexpr bool MINIMUM = TYPE == Q4_1 || TYPE == Q5_1 || TYPE == Q2_K || TYPE == Q4_K || TYPE == Q5_K;
     static constexpr float FOLD = TYPE == IQ2_XXS ? 0.125f : TYPE == IQ3_XXS ? 0.25f : 1.0f;
 };
@@ -42,12 +44,23 @@ VT_FN int dot4(unsigned a, unsigned b, int sum) {
 VT_FN unsigned half_at(const u8* p) { return *(const unsigned short*)p; }
 VT_FN float f16_at(const u8* p) { return widen_f16(half_at(p)); }
 
-// N words from an address that is a multiple of four, or of two.
-template <int N, bool EVEN> VT_FN void words_at(unsigned (&w)[N], const u8* p) {
+// N words from an address that is a multiple of ALIGNED bytes.
+template <int N, int ALIGNED> VT_FN void words_at(unsigned (&w)[N], const u8* p) {
+    if constexpr (ALIGNED == 16) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            uint4 four = *(const uint4*)(p + 4 * i);
+            w[i] = four.x;
+            w[i + 1] = four.y;
+            w[i + 2] = four.z;
+            w[i + 3] = four.w;
+        }
+        return;
+    }
     const unsigned* q = (const unsigned*)((unsigned long long)p & ~3ull);
 #pragma unroll
     for (int i = 0; i < N; ++i) w[i] = q[i];
-    if constexpr (EVEN) {
+    if constexpr (ALIGNED == 2) {
         bool apart = ((unsigned long long)p & 2) != 0;
         unsigned last = apart ? half_at((const u8*)(q + N)) : 0, select = apart ? 0x5432u : 0x3210u;
 #pragma unroll
@@ -68,17 +81,11 @@ struct Scales {
     int s[2], m[2];
 };
 
-// j-th six-bit scale and minimum of Q4_K and Q5_K.
+// j-th six-bit scale and minimum of Q4_K and Q5_K; the upper two bits of the last four stand on top of the first four.
 VT_FN void six_bits(Scales& k, const u8* scales, int j) {
-    if (j < 4) {
-        k.s[0] = scales[j] & 63;
-        k.m[0] = scales[j + 4] & 63;
-    } else {
-        k.s[0] = (scales[j + 4] & 15) | scales[j - 4] >> 6 << 4;
-        k.m[0] = scales[j + 4] >> 4 | scales[j] >> 6 << 4;
-    }
-    k.s[1] = k.s[0];
-    k.m[1] = k.m[0];
+    int a = scales[j & 3], b = scales[4 + (j & 3)], c = scales[8 + (j & 3)];
+    k.s[0] = k.s[1] = j < 4 ? a & 63 : (c & 15) | a >> 6 << 4;
+    k.m[0] = k.m[1] = j < 4 ? b & 63 : c >> 4 | b >> 6 << 4;
 }
 
 VT_FN unsigned signed4(unsigned magnitudes, unsigned bits) {
@@ -95,7 +102,8 @@ VT_FN unsigned signs_of(unsigned index) {
 
 // Codes and scales of unit u of the block at p.
 template <int TYPE> VT_FN void take_apart(unsigned (&q)[8], Scales& k, const u8* p, int u) {
-    constexpr bool EVEN = Block<TYPE>::EVEN, MINIMUM = Block<TYPE>::MINIMUM;
+    constexpr int ALIGNED = Block<TYPE>::ALIGNED;
+    constexpr bool MINIMUM = Block<TYPE>::MINIMUM;
     k.s[0] = k.s[1] = 1;
     k.m[0] = k.m[1] = 0;
     k.dmin = 0.0f;
@@ -103,11 +111,11 @@ template <int TYPE> VT_FN void take_apart(unsigned (&q)[8], Scales& k, const u8*
     k.d = f16_at(p + D);
     if constexpr (MINIMUM) k.dmin = f16_at(p + D + 2);
     if constexpr (TYPE == Q8_0) {
-        words_at<8, EVEN>(q, p + 2);
+        words_at<8, ALIGNED>(q, p + 2);
     } else if constexpr (TYPE <= Q5_1) {
         constexpr bool FIVE = TYPE == Q5_0 || TYPE == Q5_1;
         unsigned w[4], fifth = 0;
-        words_at<4, EVEN>(w, p + 2 + 2 * MINIMUM + 4 * FIVE);
+        words_at<4, ALIGNED>(w, p + 2 + 2 * MINIMUM + 4 * FIVE);
         if constexpr (FIVE) fifth = half_at(p + 2 + 2 * MINIMUM) | half_at(p + 4 + 2 * MINIMUM) << 16;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -117,7 +125,7 @@ template <int TYPE> VT_FN void take_apart(unsigned (&q)[8], Scales& k, const u8*
         }
         if constexpr (MINIMUM) k.dmin = -k.dmin;
     } else if constexpr (TYPE == Q2_K || TYPE == Q3_K) {
-        words_at<8, EVEN>(q, p + (TYPE == Q2_K ? 16 : 32) + 32 * (u >> 2));
+        words_at<8, ALIGNED>(q, p + (TYPE == Q2_K ? 16 : 32) + 32 * (u >> 2));
 #pragma unroll
         for (int i = 0; i < 8; ++i) q[i] = q[i] >> 2 * (u & 3) & 0x03030303u;
         if constexpr (TYPE == Q2_K) {
@@ -128,7 +136,7 @@ template <int TYPE> VT_FN void take_apart(unsigned (&q)[8], Scales& k, const u8*
             }
         } else {
             unsigned mask[8];
-            words_at<8, EVEN>(mask, p);
+            words_at<8, ALIGNED>(mask, p);
             const u8* scales = p + 96;
 #pragma unroll
             for (int i = 0; i < 8; ++i) q[i] = less(q[i] | (mask[i] >> u & 0x01010101u) << 2, 4);
@@ -139,12 +147,12 @@ template <int TYPE> VT_FN void take_apart(unsigned (&q)[8], Scales& k, const u8*
             }
         }
     } else if constexpr (TYPE == Q4_K || TYPE == Q5_K) {
-        words_at<8, EVEN>(q, p + (TYPE == Q4_K ? 16 : 48) + 32 * (u >> 1));
+        words_at<8, ALIGNED>(q, p + (TYPE == Q4_K ? 16 : 48) + 32 * (u >> 1));
 #pragma unroll
         for (int i = 0; i < 8; ++i) q[i] = q[i] >> 4 * (u & 1) & 0x0f0f0f0fu;
         if constexpr (TYPE == Q5_K) {
             unsigned fifth[8];
-            words_at<8, EVEN>(fifth, p + 16);
+            words_at<8, ALIGNED>(fifth, p + 16);
 #pragma unroll
             for (int i = 0; i < 8; ++i) q[i] |= (fifth[i] >> u & 0x01010101u) << 4;
         }
@@ -152,8 +160,8 @@ template <int TYPE> VT_FN void take_apart(unsigned (&q)[8], Scales& k, const u8*
     } else if constexpr (TYPE == Q6_K) {
         int t = u & 3;
         unsigned high[8];
-        words_at<8, EVEN>(q, p + 64 * (u >> 2) + 32 * (t & 1));
-        words_at<8, EVEN>(high, p + 128 + 32 * (u >> 2));
+        words_at<8, ALIGNED>(q, p + 64 * (u >> 2) + 32 * (t & 1));
+        words_at<8, ALIGNED>(high, p + 128 + 32 * (u >> 2));
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             q[i] = less((q[i] >> 4 * (t >> 1) & 0x0f0f0f0fu) | (high[i] >> 2 * t & 0x03030303u) << 4, 32);
@@ -162,9 +170,9 @@ template <int TYPE> VT_FN void take_apart(unsigned (&q)[8], Scales& k, const u8*
         k.s[1] = (signed char)p[193 + 2 * u];
     } else {
         unsigned w[2], a[1];
-        words_at<2, EVEN>(w, p + 2 + 8 * u);
+        words_at<2, ALIGNED>(w, p + 2 + 8 * u);
         a[0] = w[1];
-        if constexpr (TYPE == IQ3_XXS) words_at<1, EVEN>(a, p + 66 + 4 * u);
+        if constexpr (TYPE == IQ3_XXS) words_at<1, ALIGNED>(a, p + 66 + 4 * u);
 #pragma unroll
         for (int l = 0; l < 4; ++l) {
             unsigned minus = signs_of(a[0] >> 7 * l & 127u);

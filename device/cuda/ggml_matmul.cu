@@ -116,29 +116,40 @@ struct Product {
     int kind;
 };
 
-// A warp's turn of the weight's bytes into its place; nothing past the row is touched.
-template <int TYPE> VT_FN void send(const Product& p, const u8* row, i64 turn, uint4* to, int lane) {
-    constexpr int CHUNK = Block<TYPE>::BYTES * (Block<TYPE>::LARGE ? 4 : 32);
-    const u8* end = row + (Block<TYPE>::LARGE ? p.units / 8 : p.units) * Block<TYPE>::BYTES;
-    const u8* begin = row + turn * CHUNK;
-    const u8* last = begin + CHUNK < end ? begin + CHUNK : end;
-    const u8* from = (const u8*)((unsigned long long)begin & ~15ull) + 16 * lane;
-    for (int i = lane; from < last; i += 32, from += 512) {
-        i64 left = last - from;
-        copy_part(to + i, from, left < 16 ? (int)left : 16);
+// A row of the weight on its way into shared memory, a turn at a time; nothing past the row is touched.
+template <int TYPE> struct Bytes {
+    static constexpr int CHUNK = Block<TYPE>::BYTES * (Block<TYPE>::LARGE ? 4 : 32);
+    const u8* from;  // the 16 bytes that the row begins in
+    int skew, end;   // of the row after `from`
+
+    VT_MEMBER Bytes(const u8* row, int blocks) {
+        skew = (int)((unsigned long long)row & 15);
+        from = row - skew;
+        end = skew + blocks * Block<TYPE>::BYTES;
     }
-}
+    VT_MEMBER void send(int turn, uint4* to, int lane) const {
+        int begin = (skew + turn * CHUNK) & ~15, last = skew + (turn + 1) * CHUNK;
+        last = last < end ? last : end;
+#pragma unroll
+        for (int i = 0; i * 512 < CHUNK + 30; ++i) {
+            int at = begin + 16 * (lane + 32 * i);
+            if (at < last) copy_part(to + lane + 32 * i, from + at, last - at < 16 ? last - at : 16);
+        }
+    }
+    VT_MEMBER int begin(int turn) const { return (skew + turn * CHUNK) & 15; }
+};
 
 template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
     using B = Block<TYPE>;
     constexpr int RUN = TURNS * 32 + 1;
     __shared__ uint4 stage[WARPS][STAGES][PIECES];
     __shared__ float terms[B::LARGE ? 1 : 2][WARPS][M][B::LARGE ? 1 : RUN];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    i64 groups = (p.rows + M - 1) / M, first = blockIdx.x % groups * M, top = blockIdx.x / groups * WARPS;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = (int)p.units;
+    unsigned groups = (unsigned)((p.rows + M - 1) / M), tile = blockIdx.x / groups;
+    i64 first = (i64)(blockIdx.x - tile * groups) * M, top = (i64)tile * WARPS;
     i64 column = top + warp < p.columns ? top + warp : p.columns - 1;
-    i64 turns = (p.units + 31) / 32, blocks = B::LARGE ? p.units / 8 : p.units;
-    const u8* row = p.b + column * p.stride;
+    int turns = (units + 31) / 32, blocks = B::LARGE ? units / 8 : units;
+    Bytes<TYPE> bytes(p.b + column * p.stride, blocks);
     i64 a_row[M];
     float sum[M], low[M];
 #pragma unroll
@@ -147,25 +158,24 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
         sum[m] = low[m] = 0.0f;
     }
     for (int s = 0; s < STAGES - 1; ++s) {
-        if (s < turns) send<TYPE>(p, row, s, stage[warp][s], lane);
+        if (s < turns) bytes.send(s, stage[warp][s], lane);
         copies_close();
     }
     int slot = 0;
-    for (i64 turn = 0; turn < turns; ++turn) {
+    for (int turn = 0; turn < turns; ++turn) {
         copies_wait<STAGES - 2>();
         warp_meets();
-        i64 next = turn + STAGES - 1;
-        if (next < turns) send<TYPE>(p, row, next, stage[warp][slot == 0 ? STAGES - 1 : slot - 1], lane);
+        int next = turn + STAGES - 1;
+        if (next < turns) bytes.send(next, stage[warp][slot == 0 ? STAGES - 1 : slot - 1], lane);
         copies_close();
-        i64 unit = turn * 32 + lane, block = B::LARGE ? unit / 8 : unit;
-        bool live = unit < p.units;
+        // Lanes past the end repeat the last unit; nobody looks at what they find.
+        int mine = units - 1 - turn * 32 < lane ? units - 1 - turn * 32 : lane;
+        int unit = turn * 32 + mine, block = B::LARGE ? unit / 8 : unit;
+        bool live = mine == lane;
         unsigned q[8], t[8];
-        Scales k = {};
-        if (live) {
-            const u8* here = row + turn * (B::LARGE ? 4 : 32) * B::BYTES;
-            const u8* held = (const u8*)stage[warp][slot] + ((unsigned long long)here & 15);
-            take_apart<TYPE>(q, k, held + (B::LARGE ? lane / 8 : lane) * B::BYTES, lane & 7);
-        }
+        Scales k;
+        const u8* held = (const u8*)stage[warp][slot] + bytes.begin(turn);
+        take_apart<TYPE>(q, k, held + (B::LARGE ? mine / 8 : mine) * B::BYTES, mine & 7);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         if constexpr (B::LANES) {
             transpose(t, 0, q[0], q[2], q[4], q[6]);
@@ -173,16 +183,11 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
         }
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-            uint4 x = {}, y = {};
-            float d = 0.0f;
+            const uint4* codes = p.codes + (a_row[m] * turns + turn) * 64 + mine;
+            uint4 x = codes[0], y = codes[32];
+            float d = p.scales[a_row[m] * blocks + block];
             unsigned halves = 0;
-            if (live) {
-                const uint4* codes = p.codes + (a_row[m] * turns + turn) * 64 + lane;
-                x = codes[0];
-                y = codes[32];
-                d = p.scales[a_row[m] * blocks + block];
-                if constexpr (B::MINIMUM) halves = p.sums[a_row[m] * p.units + unit];
-            }
+            if constexpr (B::MINIMUM) halves = p.sums[a_row[m] * units + unit];
             const unsigned w[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
             int minimum = 0;
             if constexpr (B::LARGE && B::MINIMUM) {
@@ -193,42 +198,35 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
 #pragma unroll
                 for (int c = 0; c < 8; ++c) {
                     if constexpr (TYPE == Q4_K || TYPE == Q5_K) {
-                        part[c] = live ? k.s[0] * dot4(t[c], w[c], 0) : 0;
+                        part[c] = k.s[0] * dot4(t[c], w[c], 0);
                     } else {
                         int one = dot4(t[c] & 0xffffu, w[c], 0), two = dot4(t[c] & 0xffff0000u, w[c], 0);
-                        part[c] = live ? k.s[0] * one + k.s[1] * two : 0;
+                        part[c] = k.s[0] * one + k.s[1] * two;
                     }
                 }
-                float term = (k.d * d) * (float)scattered(part, lane & 7);
-                float off = (k.dmin * d) * (float)minimum;
+                float term = (k.d * d) * (float)scattered(part, lane & 7), off = (k.dmin * d) * (float)minimum;
+                term = live ? term : 0.0f;  // sums begin at +0 and are never -0: to add it changes nothing
+                off = live ? off : 0.0f;
 #pragma unroll
                 for (int b = 0; b < 4; ++b) {
-                    float other = __shfl_sync(ALL, term, 8 * b + (lane & 7));
-                    if (turn * 4 + b < blocks) sum[m] = sum[m] + other;
-                    if constexpr (B::MINIMUM) {
-                        other = __shfl_sync(ALL, off, 8 * b);
-                        if (turn * 4 + b < blocks) low[m] = low[m] - other;
-                    }
+                    sum[m] = sum[m] + __shfl_sync(ALL, term, 8 * b + (lane & 7));
+                    if constexpr (B::MINIMUM) low[m] = low[m] - __shfl_sync(ALL, off, 8 * b);
                 }
             } else {
                 int one = 0, two = 0;
-                if (live) {
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        one = dot4(q[i], w[i], one);
-                        two = dot4(q[i + 4], w[i + 4], two);
-                    }
+                for (int i = 0; i < 4; ++i) {
+                    one = dot4(q[i], w[i], one);
+                    two = dot4(q[i + 4], w[i + 4], two);
                 }
                 float term;
                 if constexpr (B::LARGE) {
                     float i = (float)over_eight(k.s[0] * one + k.s[1] * two);
                     if constexpr (B::MINIMUM) term = (d * k.d) * i - (d * k.dmin) * (float)minimum;
                     else term = i * (k.d * d);
+                    term = live ? term : 0.0f;
 #pragma unroll
-                    for (int b = 0; b < 4; ++b) {
-                        float other = __shfl_sync(ALL, term, 8 * b);
-                        if (turn * 4 + b < blocks) sum[m] = sum[m] + other;
-                    }
+                    for (int b = 0; b < 4; ++b) sum[m] = sum[m] + __shfl_sync(ALL, term, 8 * b);
                 } else {
                     float i = (float)(one + two);
                     if constexpr (B::MINIMUM) term = (k.d * d) * i - k.dmin * vt_float((int)halves);
@@ -243,8 +241,7 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
                 __syncthreads();
                 if (threadIdx.x < WARPS * M) {
                     const float* run = terms[turn / TURNS & 1][threadIdx.x & (WARPS - 1)][threadIdx.x / WARPS];
-                    i64 left = p.units - turn / TURNS * TURNS * 32;
-                    int count = left < TURNS * 32 ? (int)left : TURNS * 32;
+                    int left = units - turn / TURNS * TURNS * 32, count = left < TURNS * 32 ? left : TURNS * 32;
 #pragma unroll 8
                     for (int i = 0; i < count; ++i) sum[0] = sum[0] + run[i];
                 }
@@ -271,37 +268,28 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
     }
 }
 
-#define PRODUCT(name, TYPE, M)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256)                                                                 \
-        name(i64 rows, i64 columns, i64 units, const u8* b, i64 stride, const uint4* codes, const float* scales,      \
-             const unsigned* sums, void* out, i64 kind) {                                                             \
+#define PRODUCT(name, bounds, TYPE, M)                                                                                \
+    extern "C" __global__ void bounds name(i64 rows, i64 columns, i64 units, const u8* b, i64 stride,                 \
+                                           const uint4* codes, const float* scales, const unsigned* sums, void* out,  \
+                                           i64 kind) {                                                                \
         product<TYPE, M>({rows, columns, units, stride, b, codes, scales, sums, out, (int)kind});                     \
     }
+#define PRODUCTS(name, TYPE)                              \
+    PRODUCT(name##_1, __launch_bounds__(256), TYPE, 1)    \
+    PRODUCT(name##_4, __launch_bounds__(256, 2), TYPE, 4)
 
-PRODUCT(ggml_q4_0_1, Q4_0, 1)
-PRODUCT(ggml_q4_0_4, Q4_0, 4)
-PRODUCT(ggml_q4_1_1, Q4_1, 1)
-PRODUCT(ggml_q4_1_4, Q4_1, 4)
-PRODUCT(ggml_q5_0_1, Q5_0, 1)
-PRODUCT(ggml_q5_0_4, Q5_0, 4)
-PRODUCT(ggml_q5_1_1, Q5_1, 1)
-PRODUCT(ggml_q5_1_4, Q5_1, 4)
-PRODUCT(ggml_q8_0_1, Q8_0, 1)
-PRODUCT(ggml_q8_0_4, Q8_0, 4)
-PRODUCT(ggml_q2_k_1, Q2_K, 1)
-PRODUCT(ggml_q2_k_4, Q2_K, 4)
-PRODUCT(ggml_q3_k_1, Q3_K, 1)
-PRODUCT(ggml_q3_k_4, Q3_K, 4)
-PRODUCT(ggml_q4_k_1, Q4_K, 1)
-PRODUCT(ggml_q4_k_4, Q4_K, 4)
-PRODUCT(ggml_q5_k_1, Q5_K, 1)
-PRODUCT(ggml_q5_k_4, Q5_K, 4)
-PRODUCT(ggml_q6_k_1, Q6_K, 1)
-PRODUCT(ggml_q6_k_4, Q6_K, 4)
-PRODUCT(ggml_iq2_xxs_1, IQ2_XXS, 1)
-PRODUCT(ggml_iq2_xxs_4, IQ2_XXS, 4)
-PRODUCT(ggml_iq3_xxs_1, IQ3_XXS, 1)
-PRODUCT(ggml_iq3_xxs_4, IQ3_XXS, 4)
+PRODUCTS(ggml_q4_0, Q4_0)
+PRODUCTS(ggml_q4_1, Q4_1)
+PRODUCTS(ggml_q5_0, Q5_0)
+PRODUCTS(ggml_q5_1, Q5_1)
+PRODUCTS(ggml_q8_0, Q8_0)
+PRODUCTS(ggml_q2_k, Q2_K)
+PRODUCTS(ggml_q3_k, Q3_K)
+PRODUCTS(ggml_q4_k, Q4_K)
+PRODUCTS(ggml_q5_k, Q5_K)
+PRODUCTS(ggml_q6_k, Q6_K)
+PRODUCTS(ggml_iq2_xxs, IQ2_XXS)
+PRODUCTS(ggml_iq3_xxs, IQ3_XXS)
 
 // Weights in Q8_K, which no activation meets as integers: an element a thread, one fma a value.
 extern "C" __global__ void __launch_bounds__(256)
