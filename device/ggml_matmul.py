@@ -16,6 +16,8 @@ _FAMILY = "ggml_matmul"
 _BLOCK, _WARPS = 256, 8
 _FEW = 4
 """Rows of a that meet the weights at once, where there are several."""
+_MOST = 1 << 35
+"""Values of a that are coded at once: kernels count 16-byte pieces of codes in 32 bits."""
 _LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
 """Types whose sums run in eight lanes."""
 
@@ -37,6 +39,15 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
         args = [target.size, columns, depth, a, a_stride, kind(a), b, stride, target, kind(target)]
         start(op, _FAMILY, "ggml_q8_k", -(-target.size // _BLOCK), (_BLOCK, 1), args)
         return target
+    at_once = max(1, _MOST // max(depth, 1))
+    for first in range(0, rows, at_once):
+        few = (a, target) if rows <= at_once else (a[first : first + at_once], target[first : first + at_once])
+        _product(op, *few, a_stride, b, stride, quant_type, traits)
+    return target
+
+
+def _product(op: str, a, target, a_stride: int, b, stride: int, quant_type: str, traits) -> None:
+    (rows, depth), columns = a.shape, b.shape[0]
     units, blocks = depth // 32, depth // traits.elements
     size, scales = rows * -(-units // 32) * 1024, rows * blocks * 4
     codes = current().pointer(scratch.take("ggml activations", size + scales + rows * units * 4))
@@ -50,4 +61,3 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     args = [rows, columns, units, b, stride, *beside, target, kind(target)]
     grid = -(-columns // _WARPS) * -(-rows // each)
     start(op, _FAMILY, f"ggml_{quant_type.lower()}_{each}", grid, (_BLOCK, 1), args)
-    return target

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vtlab import oracle
+from vtlab.device import ggml_matmul
 from vtlab.ops.blocks import WEIGHT_TYPES
 from vtlab.ops.errors import ContractError
 from vtlab.oracle.ggml import random_blocks
@@ -79,6 +80,13 @@ def test_a_row_has_its_bytes_in_any_batch(device, kind):
         assert_bytes(device.fetch(device.call("matmul_bt_quant", call)), whole[:M], f"{M} rows")
     call = {"a": device.send(a), "b": device.send(b[3:]), "quant_type": kind}
     assert_bytes(device.fetch(device.call("matmul_bt_quant", call)), whole[:, 3:].copy(), "fewer columns")
+
+
+def test_many_rows_go_in_pieces(device, monkeypatch):
+    monkeypatch.setattr(ggml_matmul, "_MOST", 1024)
+    a, b = draw((9, 256), "float32", 8), weights("Q4_K", 5, 256)
+    got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": "Q4_K"})
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type="Q4_K"))
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)

@@ -15,16 +15,6 @@
 constexpr int WARPS = 8, STAGES = 3, PIECES = 70, TURNS = 2;  // TURNS: whose terms are added at once
 constexpr unsigned ALL = 0xffffffffu;
 
-// Up to 16 bytes on their way into shared memory.
-VT_FN void copy_part(void* shared, const void* global, int size) {
-#ifdef __CUDACC__
-    unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(size) : "memory");
-#else
-    copy_async(shared, global);
-#endif
-}
-
 // Where the codes of `unit` of a row begin: its first half; the other is 512 bytes further.
 VT_FN i64 place_of(i64 row, i64 turns, i64 unit) { return (row * turns + unit / 32) * 1024 + (unit & 31) * 16; }
 
@@ -120,7 +110,7 @@ struct Product {
 template <int TYPE> struct Bytes {
     static constexpr int CHUNK = Block<TYPE>::BYTES * (Block<TYPE>::LARGE ? 4 : 32);
     const u8* from;  // the 16 bytes that the row begins in
-    int skew, end;   // of the row after `from`
+    int skew, end;   // where the row begins and ends after `from`
 
     VT_MEMBER Bytes(const u8* row, int blocks) {
         skew = (int)((unsigned long long)row & 15);
@@ -133,7 +123,14 @@ template <int TYPE> struct Bytes {
 #pragma unroll
         for (int i = 0; i * 512 < CHUNK + 30; ++i) {
             int at = begin + 16 * (lane + 32 * i);
-            if (at < last) copy_part(to + lane + 32 * i, from + at, last - at < 16 ? last - at : 16);
+            if (at >= last) continue;
+            uint4* there = to + lane + 32 * i;
+            if (at + 16 <= end) {
+                copy_async(there, from + at);
+            } else {
+                unsigned short* halves = (unsigned short*)there;
+                for (int b = 0; at + b < end; b += 2) halves[b / 2] = *(const unsigned short*)(from + at + b);
+            }
         }
     }
     VT_MEMBER int begin(int turn) const { return (skew + turn * CHUNK) & 15; }
@@ -150,11 +147,11 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
     i64 column = top + warp < p.columns ? top + warp : p.columns - 1;
     int turns = (units + 31) / 32, blocks = B::LARGE ? units / 8 : units;
     Bytes<TYPE> bytes(p.b + column * p.stride, blocks);
-    i64 a_row[M];
+    unsigned a_row[M];
     float sum[M], low[M];
 #pragma unroll
     for (int m = 0; m < M; ++m) {
-        a_row[m] = first + m < p.rows ? first + m : p.rows - 1;
+        a_row[m] = (unsigned)(first + m < p.rows ? first + m : p.rows - 1);
         sum[m] = low[m] = 0.0f;
     }
     for (int s = 0; s < STAGES - 1; ++s) {
@@ -169,13 +166,13 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
         if (next < turns) bytes.send(next, stage[warp][slot == 0 ? STAGES - 1 : slot - 1], lane);
         copies_close();
         // Lanes past the end repeat the last unit; nobody looks at what they find.
-        int mine = units - 1 - turn * 32 < lane ? units - 1 - turn * 32 : lane;
-        int unit = turn * 32 + mine, block = B::LARGE ? unit / 8 : unit;
-        bool live = mine == lane;
+        unsigned mine = (unsigned)(units - 1 - turn * 32 < lane ? units - 1 - turn * 32 : lane);
+        unsigned unit = (unsigned)turn * 32 + mine, block = B::LARGE ? unit / 8 : unit;
+        bool live = mine == (unsigned)lane;
         unsigned q[8], t[8];
         Scales k;
         const u8* held = (const u8*)stage[warp][slot] + bytes.begin(turn);
-        take_apart<TYPE>(q, k, held + (B::LARGE ? mine / 8 : mine) * B::BYTES, mine & 7);
+        take_apart<TYPE>(q, k, held + (B::LARGE ? mine / 8 : mine) * B::BYTES, (int)(mine & 7));
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         if constexpr (B::LANES) {
             transpose(t, 0, q[0], q[2], q[4], q[6]);
@@ -183,8 +180,8 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
         }
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-            const uint4* codes = p.codes + (a_row[m] * turns + turn) * 64 + mine;
-            uint4 x = codes[0], y = codes[32];
+            unsigned codes = (a_row[m] * turns + turn) * 64 + mine;
+            uint4 x = p.codes[codes], y = p.codes[codes + 32];
             float d = p.scales[a_row[m] * blocks + block];
             unsigned halves = 0;
             if constexpr (B::MINIMUM) halves = p.sums[a_row[m] * units + unit];
