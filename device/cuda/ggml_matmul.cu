@@ -118,7 +118,7 @@ template <int TYPE> struct Bytes {
         end = skew + blocks * Block<TYPE>::BYTES;
     }
     VT_MEMBER void send(int turn, uint4* to, int lane) const {
-        int begin = (skew + turn * CHUNK) & ~15, last = skew + (turn + 1) * CHUNK;
+        int begin = CHUNK % 16 ? (skew + turn * CHUNK) & ~15 : turn * CHUNK, last = skew + (turn + 1) * CHUNK;
         last = last < end ? last : end;
 #pragma unroll
         for (int i = 0; i * 512 < CHUNK + 30; ++i) {
@@ -133,7 +133,7 @@ template <int TYPE> struct Bytes {
             }
         }
     }
-    VT_MEMBER int begin(int turn) const { return (skew + turn * CHUNK) & 15; }
+    VT_MEMBER int begin(int turn) const { return CHUNK % 16 ? (skew + turn * CHUNK) & 15 : skew; }
 };
 
 template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
