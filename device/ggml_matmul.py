@@ -8,7 +8,7 @@ from vtlab.ops import providers
 from vtlab.ops.blocks import quant_traits
 
 from .ggml import reachable
-from .launch import PROVIDER, as_rows, kind, results, start, vectors
+from .launch import PROVIDER, as_rows, check_places, kind, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 
@@ -30,23 +30,33 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     """
     op, traits = "matmul_bt_quant", quant_traits(quant_type)
     (rows, depth), columns = a.shape, b.shape[0]
-    (target,) = results(op, out, (a, b), ((rows, columns), np.dtype(out_dtype or np.float32)))
+    target, out_stride = _target(op, out, (a, b), (rows, columns), np.dtype(out_dtype or np.float32))
     if not target.size:
         return target
     b, stride = reachable(b, traits.nbytes)
     a, _, a_stride = as_rows(op, "a", a)
     if not traits.has_vec_dot:
-        args = [target.size, columns, depth, a, a_stride, kind(a), b, stride, target, kind(target)]
+        args = [target.size, columns, depth, a, a_stride, kind(a), b, stride, target, out_stride, kind(target)]
         start(op, _FAMILY, "ggml_q8_k", -(-target.size // _BLOCK), (_BLOCK, 1), args)
         return target
     at_once = max(1, _MOST // max(depth, 1))
     for first in range(0, rows, at_once):
         few = (a, target) if rows <= at_once else (a[first : first + at_once], target[first : first + at_once])
-        _product(op, *few, a_stride, b, stride, quant_type, traits)
+        _product(op, *few, a_stride, b, stride, out_stride, quant_type, traits)
     return target
 
 
-def _product(op: str, a, target, a_stride: int, b, stride: int, quant_type: str, traits) -> None:
+def _target(op: str, out, inputs: tuple, shape: tuple[int, int], dtype: np.dtype) -> tuple[object, int]:
+    """(the array to write, elements from one of its rows to the next): columns of a wider result are taken, too."""
+    if out is not None and out.shape == shape and out.dtype == dtype and not out.flags.c_contiguous:
+        stride, rest = divmod(out.strides[0], dtype.itemsize)
+        if out.strides[1] == dtype.itemsize and not rest and stride >= shape[1]:
+            check_places(op, current(), [*inputs, out])
+            return out, stride
+    return results(op, out, inputs, (shape, dtype))[0], shape[1]
+
+
+def _product(op: str, a, target, a_stride: int, b, stride: int, out_stride: int, quant_type: str, traits) -> None:
     (rows, depth), columns = a.shape, b.shape[0]
     units, blocks = depth // 32, depth // traits.elements
     size, scales = rows * -(-units // 32) * 1024, rows * blocks * 4
@@ -58,6 +68,6 @@ def _product(op: str, a, target, a_stride: int, b, stride: int, quant_type: str,
     args = [count, blocks, a, a_stride, kind(a), wide, *beside, int(quant_type in _LANES)]
     start(op, _FAMILY, f"ggml_codes_{traits.elements}", -(-count * lanes // _BLOCK), (_BLOCK, 1), args)
     each = 1 if rows == 1 else _FEW
-    args = [rows, columns, units, b, stride, *beside, target, kind(target)]
+    args = [rows, columns, units, b, stride, *beside, target, out_stride, kind(target)]
     grid = -(-columns // _WARPS) * -(-rows // each)
     start(op, _FAMILY, f"ggml_{quant_type.lower()}_{each}", grid, (_BLOCK, 1), args)

@@ -82,6 +82,18 @@ def test_a_row_has_its_bytes_in_any_batch(device, kind):
     assert_bytes(device.fetch(device.call("matmul_bt_quant", call)), whole[:, 3:].copy(), "fewer columns")
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K", "Q8_K"])
+def test_products_beside_each_other(device, kind):
+    """Columns of a wider result: the parts of q, k and v in different types."""
+    a, b = draw((3, 256), "float32", 9), weights(kind, 5, 256)
+    wide = device.send(np.full((3, 12), 7, np.float32))
+    call = {"a": device.send(a), "b": device.send(b), "quant_type": kind, "out": wide[:, 4:9]}
+    device.call("matmul_bt_quant", call)
+    want = np.full((3, 12), 7, np.float32)
+    want[:, 4:9] = oracle.matmul_bt_quant.mirror(a, b, quant_type=kind)
+    assert_bytes(device.fetch(wide), want)
+
+
 def test_many_rows_go_in_pieces(device, monkeypatch):
     monkeypatch.setattr(ggml_matmul, "_MOST", 1024)
     a, b = draw((9, 256), "float32", 8), weights("Q4_K", 5, 256)

@@ -97,7 +97,7 @@ VT_FN int scattered(int (&part)[8], int u) {
 }
 
 struct Product {
-    i64 rows, columns, units, stride;
+    i64 rows, columns, units, stride, out_stride;
     const u8* b;
     const uint4* codes;
     const float* scales;
@@ -255,21 +255,21 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
             }
             float one[1] = {total};
             if (lane == 0 && top + warp < p.columns && first + m < p.rows) {
-                store(p.out, (first + m) * p.columns + top + warp, one, p.kind);
+                store(p.out, (first + m) * p.out_stride + top + warp, one, p.kind);
             }
         }
     } else if (threadIdx.x < WARPS * M) {
         i64 n = top + (threadIdx.x & (WARPS - 1)), m = first + threadIdx.x / WARPS;
         float one[1] = {sum[0]};
-        if (n < p.columns && m < p.rows) store(p.out, m * p.columns + n, one, p.kind);
+        if (n < p.columns && m < p.rows) store(p.out, m * p.out_stride + n, one, p.kind);
     }
 }
 
 #define PRODUCT(name, bounds, TYPE, M)                                                                                \
     extern "C" __global__ void bounds name(i64 rows, i64 columns, i64 units, const u8* b, i64 stride,                 \
                                            const uint4* codes, const float* scales, const unsigned* sums, void* out,  \
-                                           i64 kind) {                                                                \
-        product<TYPE, M>({rows, columns, units, stride, b, codes, scales, sums, out, (int)kind});                     \
+                                           i64 out_stride, i64 kind) {                                                \
+        product<TYPE, M>({rows, columns, units, stride, out_stride, b, codes, scales, sums, out, (int)kind});         \
     }
 #define PRODUCTS(name, TYPE)                              \
     PRODUCT(name##_1, __launch_bounds__(256), TYPE, 1)    \
@@ -290,8 +290,8 @@ PRODUCTS(ggml_iq3_xxs, IQ3_XXS)
 
 // Weights in Q8_K, which no activation meets as integers: an element a thread, one fma a value.
 extern "C" __global__ void __launch_bounds__(256)
-    ggml_q8_k(i64 count, i64 columns, i64 depth, const void* a, i64 a_stride, i64 a_kind, const u8* b, i64 stride, void* out,
-              i64 kind) {
+    ggml_q8_k(i64 count, i64 columns, i64 depth, const void* a, i64 a_stride, i64 a_kind, const u8* b, i64 stride,
+              void* out, i64 out_stride, i64 kind) {
     i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
     if (at >= count) return;
     const u8* row = b + at % columns * stride;
@@ -302,5 +302,5 @@ extern "C" __global__ void __launch_bounds__(256)
         load(x, a, at / columns * a_stride + k, (int)a_kind);
         sum[0] = vt_fma(x[0], *(const float*)block * (float)(signed char)block[4 + k % 256], sum[0]);
     }
-    store(out, at, sum, (int)kind);
+    store(out, at / columns * out_stride + at % columns, sum, (int)kind);
 }
