@@ -28,7 +28,7 @@ _SENTINELS = 64
 
 def elements_of(value: np.ndarray) -> np.ndarray:
     """A broadcast view's own elements, each once; any other array itself."""
-    repeated = [step == 0 and size > 1 for size, step in zip(value.shape, value.strides)]
+    repeated = [step == 0 and size > 1 and value.size > 0 for size, step in zip(value.shape, value.strides)]
     return value[tuple(slice(0, 1) if again else slice(None) for again in repeated)] if any(repeated) else value
 
 

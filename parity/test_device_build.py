@@ -210,8 +210,9 @@ def test_records_are_about_the_present_sources():
         assert not stale, f"{target}: run vtlab build --record, the source of {stale} changed"
 
 
-def test_an_h200_has_verified_every_op_with_a_kernel():
-    assert all(verified(op, gpu_records()["NVIDIA H200"]) for op in device_ops())
+@pytest.mark.parametrize("op", device_ops())
+def test_an_h200_has_verified_the_kernels(op):
+    assert verified(op, gpu_records()["NVIDIA H200"])
 
 
 @needs_compiler

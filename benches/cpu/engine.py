@@ -6,13 +6,12 @@ python -m vtlab.benches.cpu.engine FILE --threads 2 --prompt 256 --tokens 64
 from __future__ import annotations
 
 import json
-import resource
 import time
 
 import numpy as np
 
 from .llama import options
-from .windows import fastest
+from .windows import fastest, peak_rss_mb
 
 
 def measured(file: str, threads: int, prompt: int, tokens: int, prefills: int = 3) -> dict:
@@ -35,7 +34,7 @@ def measured(file: str, threads: int, prompt: int, tokens: int, prefills: int = 
         ]
     return {
         "engine": "vtlab", "load_s": loaded, "prefill": prompt / min(seconds), "decode": fastest(moments),
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mb": peak_rss_mb(),
     }  # fmt: skip
 
 

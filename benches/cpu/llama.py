@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from windows import fastest
+from windows import fastest, peak_rss_mb
 
 
 def measured(file: str, threads: int, prompt: int, tokens: int, prefills: int = 3) -> dict:
@@ -44,7 +43,7 @@ def measured(file: str, threads: int, prompt: int, tokens: int, prefills: int = 
         moments.append(time.perf_counter())
     return {
         "engine": f"llama.cpp ({llama_cpp.__version__})", "load_s": loaded, "prefill": prompt / min(seconds),
-        "decode": fastest(moments), "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "decode": fastest(moments), "rss_mb": peak_rss_mb(),
     }  # fmt: skip
 
 
