@@ -24,8 +24,8 @@ STEPS = "(K + 511) // 512 * 16 + 32"
 TENSOR_CORES = Parity(
     "rel_l2",
     2.0**-8,
-    "the store to bfloat16, at worst 2**-9; tensor cores cut e4m3 products at 2**-13 of the largest of 32, four times "
-    "in each 128, at worst 2**-9 of a row where they do not cancel. Sums of int8, and what ends in another dtype: bytes",
+    "the store to bfloat16, at worst 2**-9; tensor cores cut e4m3 products at 2**-13 of the largest of 32, at worst "
+    "2**-9 of a row where they do not cancel. Sums of int8, and what ends in another dtype: bytes",
 )
 """How products of e4m3 are judged on a GPU."""
 WHY = "a chain of one fma for each of its ceil(K / 512) * 16 products, then at most 32 sums"

@@ -130,7 +130,7 @@ def _update_scale(arguments, results):
     parity=Parity("bytes"),
     mirror=Bound("N/8 + 20", scale=_update_scale, why="the sum over N, exp and softplus within 1 ulp, single ones"),
     nan=_NAN,
-    layout="Mamba-1 is H = 1; Mamba-2 repeats its dt, A, D and dt_bias of a head over its channels, A as a broadcast view",
+    layout="Mamba-1 is H = 1; Mamba-2 repeats a head's dt, A, D and dt_bias over its channels, A as a broadcast view",
     mutates=("state",),
     upstream=_UPSTREAM + "selective_state_update",
     examples=(
