@@ -14,7 +14,7 @@ from vtlab.ops import nvfp4
 from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics import round_to
 
-from .matrix import Matrix, Scheme
+from .matrix import InRows, Scheme
 from .stored import BYTES, E4M3, FLOATS, Part, Site, Stored
 
 MX_BLOCK = 32
@@ -22,7 +22,7 @@ _BIAS, _NO_SCALE = 127, 255
 
 
 @dataclass(frozen=True, eq=False)
-class NvFp4(Matrix):
+class NvFp4(InRows):
     """w[n, k] = e2m1(weight[n, k]) * e4m3(scales[n, k / 16]) * global_scale.
 
     weight : uint8 [N, K / 2], two codes a byte. scales : uint8 [N, K / 16], in tiles once it is ready.
@@ -30,20 +30,13 @@ class NvFp4(Matrix):
     they are not. alpha : float32 [1], global_scale / input_scale. dtype : of `expanded`.
     """
 
-    weight: np.ndarray
+    held: ClassVar[int] = 2
+
     scales: np.ndarray
     global_scale: np.ndarray
     input_scale: np.ndarray | None
     alpha: np.ndarray | None
     dtype: np.dtype
-
-    @property
-    def rows(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def columns(self) -> int:
-        return 2 * self.weight.shape[1]
 
     def multiply(self, x, out=None):
         if self.input_scale is None:
@@ -114,25 +107,18 @@ class Nvfp4(Scheme):
 
 
 @dataclass(frozen=True, eq=False)
-class MxFp4(Matrix):
+class MxFp4(InRows):
     """w[n, k] = e2m1(weight[n, k]) * 2^(scales[n, k / 32] - 127); activations are quantised alike.
 
     weight : uint8 [N, K / 2], two codes a byte. scales : uint8 [N, K / 32], in tiles once it is ready.
     one : float32 [1]. dtype : of `expanded`.
     """
 
-    weight: np.ndarray
+    held: ClassVar[int] = 2
+
     scales: np.ndarray
     one: np.ndarray
     dtype: np.dtype
-
-    @property
-    def rows(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def columns(self) -> int:
-        return 2 * self.weight.shape[1]
 
     def multiply(self, x, out=None):
         codes, scales = ops.mxfp4_quant(x)

@@ -56,6 +56,23 @@ class Matrix:
         return replace(self, **{name: function(array) for name, array in held.items() if hasattr(array, "strides")})
 
 
+@dataclass(frozen=True, eq=False)
+class InRows(Matrix):
+    """A matrix whose `weight` has a row for each of W's, `held` values an item."""
+
+    held: ClassVar[int] = 1
+
+    weight: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.held * self.weight.shape[1]
+
+
 class Scheme:
     """How one tool's settings store a linear.
 

@@ -12,7 +12,7 @@ import numpy as np
 from vtlab import ops
 from vtlab.ops.numerics import round_to
 
-from .matrix import Matrix, Scheme
+from .matrix import InRows, Scheme
 from .stored import E4M3, FLOATS, Part, Site, Stored
 
 _LOW, _HIGH = -128, 127
@@ -24,7 +24,7 @@ def e4m3_values(codes: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Int8(Matrix):
+class Int8(InRows):
     """w[n, k] = weight[n, k] * scale[n]; activations get a scale of their own, or each row of them does.
 
     weight : int8 [N, K]. scale : float32 [1, N]. sums : int32 [1, N], of the columns, where activations have a zero
@@ -32,20 +32,11 @@ class Int8(Matrix):
     `expanded`.
     """
 
-    weight: np.ndarray
     scale: np.ndarray
     sums: np.ndarray | None
     input_scale: np.ndarray | None
     zero_point: np.ndarray | None
     dtype: np.dtype
-
-    @property
-    def rows(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def columns(self) -> int:
-        return self.weight.shape[1]
 
     def multiply(self, x, out=None):
         right = {"out_dtype": x.dtype, "out": out}
@@ -125,25 +116,16 @@ class W8A8Int8(Scheme):
 
 
 @dataclass(frozen=True, eq=False)
-class Fp8(Matrix):
+class Fp8(InRows):
     """w[n, k] = e4m3(weight[n, k]) * scale, of all or of row n; activations get a scale, or each row of them does.
 
     weight : codes, uint8 [N, K]. scale : float32 [1] or [1, N]. input_scale : float32 [1], None for one a token.
     dtype : of `expanded`.
     """
 
-    weight: np.ndarray
     scale: np.ndarray
     input_scale: np.ndarray | None
     dtype: np.dtype
-
-    @property
-    def rows(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def columns(self) -> int:
-        return self.weight.shape[1]
 
     def multiply(self, x, out=None):
         if self.input_scale is None:
@@ -199,24 +181,15 @@ class W8A8Fp8(Scheme):
 
 
 @dataclass(frozen=True, eq=False)
-class Fp8Blocks(Matrix):
+class Fp8Blocks(InRows):
     """w[n, k] = e4m3(weight[n, k]) * scale[n / block_n, k / block_k]; activations get a scale for block_k neighbours.
 
     weight : codes, uint8 [N, K]. scale : float32 [ceil(N / block_n), ceil(K / block_k)]. dtype : of `expanded`.
     """
 
-    weight: np.ndarray
     scale: np.ndarray
     block: tuple[int, int]
     dtype: np.dtype
-
-    @property
-    def rows(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def columns(self) -> int:
-        return self.weight.shape[1]
 
     def multiply(self, x, out=None):
         height, width = self.block
