@@ -20,12 +20,14 @@ _KEPT = ("lanes", "memory", "storage", "vectors")  # they define Numba types, of
 
 @dataclass(frozen=True)
 class Wrong:
-    """In kernels/<module>.py `old`, which stands there once, becomes `new`; a case of one of `ops` must notice."""
+    """In kernels/<module>.py `old`, which stands there once, becomes `new`; a case of one of `ops` must notice, of one
+    with weights of `quant_type` where that is given."""
 
     module: str
     ops: tuple[str, ...]
     old: str
     new: str
+    quant_type: str | None = None
 
     def __str__(self) -> str:
         return f"{self.module}: {self.old.strip()} -> {self.new.strip()}"
@@ -86,10 +88,10 @@ WRONGS = [
     Wrong("ggml_rows", ("quantize_row_q8_k",), "((rest == np.float32(0.5)) & odd)", "(rest == np.float32(0.5))"),
     Wrong("ggml_values", ("embedding_quant",), "return q - 16 if number == 2 else q", "return q"),
     Wrong("ggml", ("matmul_bt_quant",), "return (whole * d) * da if form == CODES_FIRST else whole * (d * da)",
-          "return whole * (d * da)"),
-    Wrong("ggml_one", ("matmul_bt_quant",), "for k in range(0, 8, 4):", "for k in range(4, -4, -4):"),
-    Wrong("ggml_eight", ("matmul_bt_quant",), "for lane in range(1, 9):", "for lane in range(8, 0, -1):"),
-    Wrong("ggml", ("matmul_bt_quant",), "128 * next_ + 16 * row", "128 + 16 * row"),
+          "return whole * (d * da)", "Q4_0"),
+    Wrong("ggml_one", ("matmul_bt_quant",), "for k in range(0, 8, 4):", "for k in range(4, -4, -4):", "Q4_K"),
+    Wrong("ggml_eight", ("matmul_bt_quant",), "for lane in range(1, 9):", "for lane in range(8, 0, -1):", "Q4_K"),
+    Wrong("ggml", ("matmul_bt_quant",), "128 * next_ + 16 * row", "128 + 16 * row", "Q4_K"),
 ]  # fmt: skip
 
 

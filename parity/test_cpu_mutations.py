@@ -13,7 +13,7 @@ from .device_run import check_case
 def noticed(wrong) -> bool:
     device = Cpu()
     for case in cpu_cases():
-        if case.op in wrong.ops:
+        if case.op in wrong.ops and wrong.quant_type in (None, case.arguments().get("quant_type")):
             try:
                 check_case(device, case)
             except ParityError:
