@@ -19,6 +19,7 @@ SUM_BLOCK = 512
 ROWS, COLUMNS = 4, 128
 _GROUP = 1 << 16  # elements of a multiplied by one call: with a strip of weights they stay in the second-level cache
 _CACHED = 1 << 17  # float64 weights that are made at a time: they are read again from the second-level cache
+_ONCE = 16 << 17  # the same for few rows, which read them once: every call into NumPy waits for the other threads'
 _PIECES = 8  # pieces of work for each thread: enough that none waits long for another
 _thread = threading.local()
 
@@ -54,21 +55,29 @@ def blocked_matmul(a: np.ndarray, b_t: np.ndarray, widen: Callable) -> np.ndarra
     runs = [range(first, min(first + together, parts)) for first in range(0, parts, together)]
     group = min(left.shape[1], max(1, _GROUP // (ROWS * min(parts, together) * depth)))
 
+    wide_run = min(parts, together) * depth
+    beside = max(1, _ONCE // (COLUMNS * wide_run)) if left.shape[1] == 1 else 1
+
     def run(piece: range) -> None:
-        products = np.empty((min(parts, together), group, ROWS, COLUMNS))
-        wide = _scratch(COLUMNS, min(parts, together) * depth)
+        most = min(beside, len(piece))
+        products = np.empty((min(parts, together), group, most, ROWS, COLUMNS))
+        wide = _scratch(most * COLUMNS, wide_run)
         with np.errstate(all="ignore"):  # a thread starts with NumPy's own settings
-            for strip in piece:
-                block, target = b_t[strip * COLUMNS : (strip + 1) * COLUMNS], tiles[:, :, strip]
+            for first in range(piece.start, piece.stop, most):
+                some_strips = range(first, min(first + most, piece.stop))
+                high = len(some_strips) * COLUMNS
+                block = b_t[first * COLUMNS : first * COLUMNS + high]
+                target = tiles[:, :, first : some_strips.stop].swapaxes(1, 2)
                 for some in runs:
                     begin, end = some.start * depth, min(some.stop * depth, length)
-                    weights = wide[:, : len(some) * depth]
-                    if block.shape[0] < COLUMNS or end - begin < weights.shape[1]:
+                    weights = wide[:high, : len(some) * depth]
+                    if block.shape[0] < high or end - begin < weights.shape[1]:
                         weights[block.shape[0] :] = 0
                         weights[:, end - begin :] = 0
                     weights[: block.shape[0], : end - begin] = widen(block[:, begin:end], halfway)
-                    right = weights.reshape(COLUMNS, 1, len(some), depth).transpose(2, 1, 3, 0)
-                    _multiply(left[some.start : some.stop], right, products[: len(some)], target, some.start > 0)
+                    right = weights.reshape(-1, COLUMNS, len(some), depth).transpose(2, 0, 3, 1)[:, None]
+                    room = products[: len(some), :, : len(some_strips)]
+                    _multiply(left[some.start : some.stop], right, room, target, some.start > 0)
 
     parallel(run, _cut(strips), work=left.size * columns)
     return out[:rows, :columns]
@@ -100,13 +109,14 @@ def _row_tiles(a: np.ndarray) -> np.ndarray:
 
 
 def _multiply(left: np.ndarray, right: np.ndarray, products: np.ndarray, out: np.ndarray, more: bool) -> None:
-    """left [parts, tiles, ROWS, depth] x right [parts, 1, depth, COLUMNS], summed over the parts, into out, or onto
-    what stands there where there is `more`; `products` [parts, some tiles, ROWS, COLUMNS] is written over."""
+    """left [parts, tiles, ROWS, depth] x right [parts, 1, strips, depth, COLUMNS], summed over the parts, into out, or
+    onto what stands there where there is `more`; `products` [parts, some tiles, strips, ROWS, COLUMNS] is written over.
+    """
     tiles, group = left.shape[1], products.shape[1]
     for t in range(0, tiles, group):
         total = out[t : t + group]
         some = products[:, : total.shape[0]]
-        np.matmul(left[:, t : t + group], right, out=some)
+        np.matmul(left[:, t : t + group, None], right, out=some)
         if more:
             total += some[0]
         elif len(some) > 1:
