@@ -36,7 +36,7 @@ def gptq_unshuffle(qweight, q_perm=None, *, bits, out=None):
     """oracle.act_order.gptq_unshuffle."""
     op, rows = "gptq_unshuffle", qweight.shape[0] * 32 // bits
     if q_perm is not None:
-        back = scratch.take("act_order inverse", rows * 4)[: rows * 4].view(WORD)
+        back = scratch.array("act_order inverse", (rows,), WORD)
         spread(op, _FAMILY, "inverse_order", rows, [q_perm, back])
         q_perm = back
     sizes = rows, qweight.shape[1]

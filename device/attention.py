@@ -10,7 +10,7 @@ import numpy as np
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
-from .launch import KINDS, PROVIDER, kind, results, start, vectors
+from .launch import KINDS, MULTIPROCESSORS, PROVIDER, kind, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 
@@ -28,7 +28,6 @@ _WIDEST = 512
 _FEW_ROWS = 32
 """Up to here every row is treated as a decode step: one block a row and key head, and more blocks for a long row."""
 _BLOCK_SHARED = 99 << 10  # what a block may have on the smallest device
-_MULTIPROCESSORS = 132  # an H200's, for which work is cut; results do not depend on it
 _FEW_PIECES = 1024
 """Up to so many (row, head, chunk), query heads of a key head go into blocks of their own; measured on an H200."""
 _WARPS = (16, 8, 4)
@@ -114,12 +113,12 @@ class _Call:
     def _cut(self, blocks: int, most: int) -> tuple[int, int]:
         """(warps a block, blocks that share a row's chunks)."""
         for warps in _WARPS:
-            if warps <= most and 8 * _MULTIPROCESSORS < blocks * warps <= 16 * _MULTIPROCESSORS:
+            if warps <= most and 8 * MULTIPROCESSORS < blocks * warps <= 16 * MULTIPROCESSORS:
                 return warps, 1
-        if blocks > _MULTIPROCESSORS:
+        if blocks > MULTIPROCESSORS:
             return _WARPS[-1], 1
-        warps = 8 if most >= 8 and blocks * -(-self.chunks // 8) >= _MULTIPROCESSORS - 4 else _WARPS[-1]
-        return warps, max(1, min(-(-self.chunks // warps), 4 * _MULTIPROCESSORS // blocks))
+        warps = 8 if most >= 8 and blocks * -(-self.chunks // 8) >= MULTIPROCESSORS - 4 else _WARPS[-1]
+        return warps, max(1, min(-(-self.chunks // warps), 4 * MULTIPROCESSORS // blocks))
 
     def _prefill(self, skip_single: bool) -> None:
         widest, pairs = next(each for each in _PREFILL if self.width <= each[0])

@@ -42,8 +42,7 @@ def _gemm(op: str, a, qweight, scales, zeros, bias: int, order: int, parts: int,
         beside = (settled(array) for array in (qweight, scales, zeros))
         product(op, _FAMILY, x, Weights("awq4", 4, *beside, group, bias, order), target)
         return target
-    size = depth * columns * a.dtype.itemsize
-    values = scratch.take("w4a16 weights", size)[:size].view(a.dtype).reshape(depth, columns)
+    values = scratch.array("w4a16 weights", (depth, columns), a.dtype)
     _values(op, qweight, scales, zeros, bias, order, values)
     plain_product(op, _FAMILY, x, values, target, parts, rounding)
     return target

@@ -13,13 +13,16 @@ WORD = np.dtype(np.int32)
 _BLOCK = 256
 
 
-def settled(array):
-    """The array where it stands at a multiple of 16 bytes, else a copy that does; None stays None."""
-    if array is None or current().pointer(array) % 16 == 0:
-        return array
+def dense(array):
+    """A copy without gaps, at a multiple of 16 bytes."""
     fresh = current().empty(array.shape, array.dtype)
     fresh[...] = array
     return fresh
+
+
+def settled(array):
+    """The array where it stands at a multiple of 16 bytes, else a copy that does; None stays None."""
+    return array if array is None or current().pointer(array) % 16 == 0 else dense(array)
 
 
 def spread(op: str, family: str, kernel: str, count: int, args: list) -> None:

@@ -10,7 +10,8 @@ from vtlab.ops.contract import refuse
 from .faults import first_fault
 from .launch import PROVIDER, results
 from .runtime import current
-from .vocab import cut, launch_chunks, suffix, workspace
+from .scratch import scratch
+from .vocab import cut, launch_chunks, suffix
 
 _BEST = 16
 """Bytes of a chunk's best score and its column."""
@@ -22,7 +23,7 @@ def _draw(op: str, kernel: str, values, more: list, target) -> None:
     if not rows:
         return
     chunks, per = cut(rows, width)
-    (bests,) = workspace("draw", _BEST * rows * chunks)
+    (bests,) = scratch.parts("draw", _BEST * rows * chunks)
     args = [width, chunks, per, *more, bests]
     launch_chunks(op, "draws", kernel + suffix(width, values), rows * chunks, args)
     launch_chunks(op, "draws", "best_of_rows", rows, [chunks, bests, target])

@@ -90,7 +90,7 @@ def embedding(table, ids, *, out_dtype=None, out=None):
     entries, width = table.shape
     first_bad = None
     if out is None and len(ids) and width:
-        first_bad = scratch.take("embedding", 8)[:8].view(np.int64)
+        first_bad = scratch.array("embedding", (1,), np.int64)
         start("embedding", "elementwise", "set_i64", 1, (1, 1), [first_bad, _NONE_BAD])
     wide = vectors(width, (table, width), (target, width))
     args = [table, kind(table), entries, ids, int(ids.dtype.itemsize == 8), target, kind(target), first_bad]

@@ -12,8 +12,7 @@ from vtlab.ops.dtypes import dtype
 
 from .fp8_matmul import ends_in_bfloat16
 from .judged import judged_by_norm
-from .launch import PROVIDER, VECTOR, kind, results
-from .runtime import current
+from .launch import PROVIDER, kind, results, vectors
 from .tiles import on_tensor_cores, rows_of, start_exact, start_tiles
 
 BLOCK = 128
@@ -40,7 +39,7 @@ def _product(op, a, scale_a, b, scale_b, target, blocks, first, of=_ALONE, exper
         return
     high = high or max(rows, 1)
     left, right = rows_of(a, depth), rows_of(b, depth)
-    moves = columns % VECTOR == 0 and current().pointer(target) % 16 == 0
+    moves = vectors(columns, (target, columns))
     steps = [step // scale_a.itemsize for step in scale_a.strides[-2:]]
     args = [
         a, depth, b, depth, rows, columns, depth, blocks[1], blocks[0], int(left.words and right.words),

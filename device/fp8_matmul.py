@@ -12,8 +12,7 @@ from vtlab.ops import providers
 from vtlab.ops.dtypes import dtype
 
 from .judged import judged_by_norm
-from .launch import PROVIDER, VECTOR, kind, results
-from .runtime import current
+from .launch import PROVIDER, kind, results, vectors
 from .tiles import on_tensor_cores, rows_of, start_exact, start_tiles
 
 _BFLOAT16 = dtype("bfloat16")
@@ -37,7 +36,7 @@ def _product(op, a, b, target, scaling: list, through_bf16: bool, corrections: l
     if not rows * columns:
         return
     left, right = rows_of(a, depth), rows_of(b, b.strides[0] if columns > 1 else depth)
-    moves = columns % VECTOR == 0 and current().pointer(target) % 16 == 0
+    moves = vectors(columns, (target, columns))
     args = [
         a, left.stride, b, right.stride, rows, columns, depth, int(left.words and right.words), *scaling,
         int(through_bf16), *corrections, target, kind(target), int(moves),

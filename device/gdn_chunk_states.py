@@ -6,7 +6,6 @@ mirror's bytes. What passes between the stages lies in scratch memory.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import ml_dtypes
@@ -24,7 +23,7 @@ from .gdn_chunks import (
     run_solve,
 )
 from .judged import judged_by_norm
-from .launch import PROVIDER, kind, results, start, vectors
+from .launch import MULTIPROCESSORS, PROVIDER, kind, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 from .slots import check_starts
@@ -38,7 +37,6 @@ _TILE = 2 * _SIZE * _WIDTH
 _STAGE, _TOP = 2 * _TILE + _TILE // 2, 64
 _PREPARE = 3 * _TILE + 4 * 16 * 16 * 4 + 3 * 4 * _SIZE
 _OUTPUT = 4 * _TILE + 4 * _SIZE
-_MULTIPROCESSORS = 132  # an H200's, for which work is cut; results do not depend on it
 
 
 def on_tensor_cores(k, width: int, size: int) -> bool:
@@ -63,13 +61,6 @@ def _cores(k, width: int, size: int, *arrays) -> bool:
     return on_tensor_cores(k, width, size) and vectors(_WIDTH, *((array, 0) for array in (k, *arrays)))
 
 
-def _parts(slot: str, *sizes: int) -> list[int]:
-    """Addresses of so many bytes each in the slot's scratch memory."""
-    offsets = list(itertools.accumulate((-(-size // 256) * 256 for size in sizes), initial=0))
-    base = current().pointer(scratch.take(slot, offsets[-1]))
-    return [base + offset for offset in offsets[:-1]]
-
-
 def _run_layout(op: str, starts, size: int, first, length, before, chunk) -> None:
     args = [starts, len(starts) - 1, size, first, length, before, chunk]
     start(op, FAMILY, "gdn_chunk_layout", len(starts) - 1, (THREADS, 1), args)
@@ -77,7 +68,7 @@ def _run_layout(op: str, starts, size: int, first, length, before, chunk) -> Non
 
 def _before(op: str, starts, size: int) -> int:
     """The chunks before each sequence, in scratch memory."""
-    (before,) = _parts("gdn_layout", 4 * len(starts))
+    (before,) = scratch.parts("gdn_layout", 4 * len(starts))
     _run_layout(op, starts, size, None, None, before, None)
     return before
 
@@ -92,7 +83,7 @@ def _run_states(op, cores, form, k, w, u, gc, state, starts, before, size, h, v_
         return
     blocks = sequences * heads * (_WIDTH // _TOP)
     rest = _TOP * 2 * _WIDTH + 2 * 4 * (_SIZE + 4)
-    deep = blocks <= _MULTIPROCESSORS and 3 * _STAGE + rest <= current().shared_memory()
+    deep = blocks <= MULTIPROCESSORS and 3 * _STAGE + rest <= current().shared_memory()
     stages = 3 if deep else 2
     args = [heads, k_heads, k, w, u, gc, state, starts, before, sequences, stages, h, v_new]
     start(op, FAMILY, "gdn_delta_h_bf16", blocks, (THREADS, 1), args, stages * _STAGE + rest)
@@ -164,7 +155,7 @@ def gdn_chunk_prefill(q, k, v, g, beta, state, query_start_loc, *, scale, chunk_
     chunks, cores = places(tokens, sequences, size), _cores(k, width, size, q, v, target)
     square = 0 if cores else rows * size
     sizes = 4 * rows, rows * k_width * item, rows * width * item, chunks * heads * width * k_width * item
-    gc, w, u, h, A, Ai = _parts("gdn_chunks", *sizes, 4 * square, item * square)
+    gc, w, u, h, A, Ai = scratch.parts("gdn_chunks", *sizes, 4 * square, item * square)
     if cores:
         args = [heads, k_heads, k, v, g, beta, starts, sequences, gc, w, u]
         start(op, FAMILY, "gdn_prepare", chunks * heads, (THREADS, 1), args, _PREPARE)

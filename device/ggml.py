@@ -7,7 +7,7 @@ import numpy as np
 from vtlab.ops import providers
 from vtlab.ops.blocks import WEIGHT_TYPES, quant_traits
 
-from .codes import spread
+from .codes import dense, spread
 from .launch import PROVIDER, as_rows, kind, results, start, vectors
 from .runtime import current
 
@@ -23,9 +23,7 @@ def reachable(array, nbytes: int):
     item = 16 if nbytes % 16 == 0 else 4 if nbytes % 4 == 0 else 2
     step = array.strides[0] if len(array) > 1 else array.shape[1]
     if step % item or current().pointer(array) % item:
-        fresh = current().empty(array.shape, array.dtype)
-        fresh[...] = array
-        return fresh, array.shape[1]
+        return dense(array), array.shape[1]
     return array, step
 
 
@@ -39,8 +37,8 @@ def _blocks(op: str, quant_type: str, x, out):
     item = 4 if traits.elements == 256 else 2
     written = target if current().pointer(target) % item == 0 else current().empty(target.shape, target.dtype)
     x, _, stride = as_rows(op, "x", x)
-    args = [count, blocks, x, stride, kind(x), int(vectors(x.shape[1], (x, stride))), written]
-    args.append(int(quant_type == "Q8_1"))
+    wide, sums = int(vectors(x.shape[1], (x, stride))), int(quant_type == "Q8_1")
+    args = [count, blocks, x, stride, kind(x), wide, written, sums]
     lanes = 32 if traits.elements == 256 else 4
     start(op, _FAMILY, f"ggml_blocks_{traits.elements}", -(-count * lanes // _BLOCK), (_BLOCK, 1), args)
     if written is not target:

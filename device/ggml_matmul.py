@@ -7,6 +7,7 @@ import numpy as np
 from vtlab.ops import providers
 from vtlab.ops.blocks import quant_traits
 
+from .codes import spread
 from .ggml import reachable
 from .launch import PROVIDER, as_rows, check_places, kind, results, start, vectors
 from .runtime import current
@@ -36,8 +37,8 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     b, stride = reachable(b, traits.nbytes)
     a, _, a_stride = as_rows(op, "a", a)
     if not traits.has_vec_dot:
-        args = [target.size, columns, depth, a, a_stride, kind(a), b, stride, target, out_stride, kind(target)]
-        start(op, _FAMILY, "ggml_q8_k", -(-target.size // _BLOCK), (_BLOCK, 1), args)
+        args = [columns, depth, a, a_stride, kind(a), b, stride, target, out_stride, kind(target)]
+        spread(op, _FAMILY, "ggml_q8_k", target.size, args)
         return target
     at_once = max(1, _MOST // max(depth, 1))
     for first in range(0, rows, at_once):

@@ -57,8 +57,7 @@ def gptq_gemm(
         beside = (settled(array) for array in (b_q_weight, b_gptq_scales, b_gptq_qzeros))
         product(op, _FAMILY, x, Weights("gptq4", 4, *beside, group, offset, int(not use_exllama)), target)
         return target
-    size = depth * columns * a.dtype.itemsize
-    values = scratch.take("w4a16 weights", size)[:size].view(a.dtype).reshape(depth, columns)
+    values = scratch.array("w4a16 weights", (depth, columns), a.dtype)
     layout = SHUFFLED if use_exllama else DOWN
     _values(op, b_q_weight, b_gptq_scales, b_gptq_qzeros, groups, bits, layout, offset, values)
     plain_product(op, _FAMILY, x, values, target)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from vtlab.ops import providers
@@ -22,9 +20,7 @@ def kda_low_rank_decay(x, f_a, f_b, *, rounding="vt", out=None):
     """oracle.kda.kda_low_rank_decay: two products, the bottleneck in scratch memory."""
     dtype = _FLOAT32 if rounding == "vt" else x.dtype
     (target,) = results("kda_low_rank_decay", out, (x, f_a, f_b), ((len(x), len(f_b)), dtype))
-    shape = (len(x), len(f_a))
-    size = math.prod(shape) * dtype.itemsize
-    narrow = scratch.take("kda bottleneck", size)[:size].view(dtype).reshape(shape)
+    narrow = scratch.array("kda bottleneck", (len(x), len(f_a)), dtype)
     matmul_bt(x, f_a, out_dtype=dtype, out=narrow)
     return matmul_bt(narrow, f_b, out_dtype=dtype, out=target)
 

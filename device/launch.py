@@ -19,6 +19,8 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _BY_DTYPE = {dtypes.dtype(name): number for name, number in KINDS.items()}
 
 VECTOR = 8
+MULTIPROCESSORS = 132
+"""An H200's, for which work is cut; results do not depend on it."""
 _MOST_BLOCKS = 2**31 - 1
 _WARP, _BLOCK = 32, 256
 _SMALL = 1 << 15  # threads, a few for each scheduler of a large GPU

@@ -6,7 +6,8 @@ from vtlab.ops import providers
 
 from .launch import PROVIDER, map_rows, results, start, vectors
 from .runtime import current
-from .vocab import check_width, cut, launch_chunks, softmax_of, suffix, workspace
+from .scratch import scratch
+from .vocab import check_width, cut, launch_chunks, softmax_of, suffix
 
 _BINS = 2048
 """Bins of the histograms, as in the .cu file."""
@@ -71,7 +72,7 @@ def apply_top_k_top_p(logits, k=None, p=None, *, out=None):
     form = suffix(width, logits, target)
     chunks, per = cut(rows, width)
     bin_chunks, bin_per = cut(rows, width, _BIN_BLOCKS)
-    maxima, counts, masses, thresholds = workspace(
+    maxima, counts, masses, thresholds = scratch.parts(
         "truncate", 4 * rows * chunks, 4 * rows * _BINS, 8 * rows * _BINS, 8 * rows
     )
     blocks, head, wish = rows * chunks, [width, chunks, per, logits], [k, p, maxima]

@@ -24,9 +24,8 @@ def mamba2_rmsnorm_gated(y, z, weight, *, groups=1, eps=1e-5, rounding="vt", out
     width = y.shape[-1] // groups
     rows = math.prod(y.shape) // width
     args = [rows, width, y, z, kind(y), weight, kind(weight), groups, target, np.float32(eps), int(rounding != "vllm")]
-    lanes = -(-width // VECTOR)
-    if not vectors(width, (y, width), (z, width), (weight, width), (target, width)) or lanes > 4 * _TEAM:
-        wide = vectors(width, (y, width), (z, width), (weight, width), (target, width))
+    lanes, wide = -(-width // VECTOR), vectors(width, (y, width), (z, width), (weight, width), (target, width))
+    if not wide or lanes > 4 * _TEAM:
         start(op, "mamba_norm", f"mamba_norm_v{VECTOR if wide else 1}", rows, (_TEAM, 1), args)
     elif lanes <= 32:
         lanes = 1 << (lanes - 1).bit_length()

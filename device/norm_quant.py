@@ -53,8 +53,7 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 def _scratch(shape, dtype):
     """An array in scratch memory, for what passes between two kernels of one op."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    return scratch.take("norm_quant between", size)[:size].view(dtype).reshape(shape)
+    return scratch.array("norm_quant between", shape, dtype)
 
 
 def _normed(op, mode, x, weight, residual, eps, flags, codes, residual_out, extra) -> bool:

@@ -10,7 +10,8 @@ from vtlab.ops.contract import refuse
 from .faults import first_fault
 from .launch import PROVIDER, results, start
 from .runtime import current
-from .vocab import cut, launch_chunks, softmax_of, suffix, workspace
+from .scratch import scratch
+from .vocab import cut, launch_chunks, softmax_of, suffix
 
 _FEW = 128
 """Up to so many largest log-probabilities one block selects and orders."""
@@ -27,7 +28,7 @@ def greedy_argmax(logits, *, out=None):
     (target,) = results("greedy_argmax", out, (logits,), ((rows,), np.dtype(np.int64)))
     if rows:
         chunks, per = cut(rows, width)
-        (keys,) = workspace("argmax", 8 * rows * chunks)
+        (keys,) = scratch.parts("argmax", 8 * rows * chunks)
         args = [width, chunks, per, logits, keys]
         launch_chunks("greedy_argmax", "sampling", "argmax_chunks" + suffix(width, logits), rows * chunks, args)
         launch_chunks("greedy_argmax", "sampling", "argmax_rows", rows, [chunks, keys, target])
@@ -67,7 +68,7 @@ def gather_logprobs(logprobs, num_logprobs, ids, *, out=None):
     if not rows:
         return indices, values, ranks
     chunks, per = cut(1, width, _CHUNKS)
-    maxima, reach = workspace("gather", 4 * rows * chunks, 4 * rows * chunks)
+    maxima, reach = scratch.parts("gather", 4 * rows * chunks, 4 * rows * chunks)
     args = [width, chunks, per, logprobs, ids, maxima, reach]
     launch_chunks(op, "sampling", "gather_chunks" + suffix(width, logprobs), rows * chunks, args)
     select = int(0 < n <= min(_FEW, chunks))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 
 import numpy as np
 
 from .errors import DeviceError
 from .runtime import Runtime, current
+
+_APART = 256
 
 
 class Scratch:
@@ -43,6 +47,17 @@ class Scratch:
             if capturing:
                 self._captured.add(key)
             return block
+
+    def array(self, slot: str, shape: tuple[int, ...], dtype):
+        """The slot's memory as an array, with undefined contents."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        return self.take(slot, size)[:size].view(dtype).reshape(shape)
+
+    def parts(self, slot: str, *sizes: int) -> list[int]:
+        """Addresses of so many bytes each in the slot's memory, at multiples of 256 from its start."""
+        offsets = list(itertools.accumulate((-(-size // _APART) * _APART for size in sizes), initial=0))
+        base = current().pointer(self.take(slot, offsets[-1]))
+        return [base + offset for offset in offsets[:-1]]
 
 
 scratch = Scratch()

@@ -6,8 +6,9 @@ from vtlab.ops import providers
 
 from .launch import PROVIDER, kind, results, start
 from .slots import check_slots, check_starts
+from .strips import LANES, lanes_of
 
-_THREADS, _LANES, _VECTOR = 128, 8, 4
+_THREADS = 128
 _CHANNELS, _STATE = 32, 16
 """Channels of a block and elements of a state of the kernel that holds states in registers, as in the .cuh file."""
 _MANY, _FEW = 16, 4
@@ -28,19 +29,16 @@ def selective_scan(
     check_starts(op, query_start_loc, tokens)
     if not target.size:
         return target
-    lanes = 1
-    while lanes < _LANES and lanes * _VECTOR < length:
-        lanes *= 2
     flags = 0 if has_initial_state is None else has_initial_state.dtype.itemsize
     fast = length == _STATE and dim // groups % _CHANNELS == 0
     rows = _CHANNELS if fast else _MANY if 4 * _MANY * length <= _SHARED else _FEW
     args = [
         rows, state, kind(state), len(state), u, delta, kind(u), A, B, C, groups, D, z, delta_bias, query_start_loc,
-        state_idx, has_initial_state, flags, target, dim, tokens, length, int(delta_softplus), lanes,
+        state_idx, has_initial_state, flags, target, dim, tokens, length, int(delta_softplus), lanes_of(length),
     ]  # fmt: skip
     blocks = (len(query_start_loc) - 1) * -(-dim // rows)
     if fast:
         start(op, "ssm", "scan_16", blocks, (_THREADS, 1), args)
     else:
-        start(op, "ssm", "scan_any", blocks, (rows * _LANES, 1), args, 4 * rows * length)
+        start(op, "ssm", "scan_any", blocks, (rows * LANES, 1), args, 4 * rows * length)
     return target

@@ -46,10 +46,7 @@ def selective_state_update(
     check_slots(op, targets, len(state), name=name)
     if not target.size:
         return target
-    size = rows * heads * dim * length
-    fresh = None
-    if dst_idx is not None:
-        fresh = scratch.take("new states", 4 * size)[: 4 * size].view(np.float32)
+    fresh = None if dst_idx is None else scratch.array("new states", (rows, heads, dim, length), np.float32)
     steps = [stride // A.dtype.itemsize for stride in A.strides]
     tied = steps[1:] == [0, 0] or (dim == length == 1)
     plain = all(vectors(length, (array, length)) for array in (state, B, C))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .launch import start
+from .launch import MULTIPROCESSORS, start
 from .runtime import current
 
 EXACT_SIDE = 64
-_MULTIPROCESSORS = 132  # an H200's, for which work is cut; results do not depend on it
 _SHARED = 227 << 10
 _K_TILE, _MOST_STAGES = 128, 16
 _FORMS = ((16, 1, "16"), (64, 1, "64"), (128, 1, "128"), (128, 2, "128_by_2"))
@@ -37,7 +36,7 @@ def on_tensor_cores(left: Rows, right: Rows) -> bool:
 def start_exact(op: str, family: str, kernel: str, matrices: int, tokens: int, high: int, columns: int, args) -> None:
     """Launch an exact kernel: a block for each tile, up to a number that keeps a GPU busy."""
     tiles = matrices * -(-tokens // min(high, EXACT_SIDE)) * -(-columns // EXACT_SIDE)
-    grid = min(tiles, 16 * _MULTIPROCESSORS)
+    grid = min(tiles, 16 * MULTIPROCESSORS)
     start(op, family, kernel, grid, (256, 1), [grid, *args, 0], EXACT_SIDE * (EXACT_SIDE + 4) * 4)
 
 
@@ -46,7 +45,7 @@ def start_tiles(op: str, family: str, kernel: str, matrices: int, tokens: int, h
     wide = min(tokens, high)
     height, groups, form = next((each for each in _FORMS if wide <= each[0]), _FORMS[-1])
     tiles = matrices * -(-tokens // min(high, height)) * -(-columns // (64 * groups))
-    grid = min(tiles, _MULTIPROCESSORS)
+    grid = min(tiles, MULTIPROCESSORS)
     fixed = 1024 + height * (64 * groups + 4) * 4 + _MOST_STAGES * (2 * 8 + 4 * height)
     stage = (64 * groups + height) * _K_TILE
     stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)

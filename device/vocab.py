@@ -37,15 +37,6 @@ def check_width(op: str, width: int) -> None:
         raise ContractError(op, "logits", f"{width} columns", f"at most {_LARGEST}")
 
 
-def workspace(slot: str, *sizes: int) -> list[int]:
-    """Addresses of scratch memory of those sizes in bytes, each on a multiple of 16."""
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + -(-size // 16) * 16)
-    base = current().pointer(scratch.take(slot, offsets[-1]))
-    return [base + offset for offset in offsets[:-1]]
-
-
 def launch_chunks(op: str, family: str, kernel: str, blocks: int, args: list) -> None:
     """A block of THREADS for each chunk."""
     start(op, family, kernel, blocks, (THREADS, 1), args)
@@ -62,7 +53,7 @@ def softmax_of(op: str, family: str, logits, last: str, *more) -> None:
     check_width(op, width)
     chunks, per = cut(rows, width)
     form, blocks = suffix(width, logits, more[-1]), rows * chunks
-    maxima, sums = workspace("softmax", 4 * blocks, 8 * blocks)
+    maxima, sums = scratch.parts("softmax", 4 * blocks, 8 * blocks)
     head = [width, chunks, per, logits]
     launch_chunks(op, family, f"{family}_maximum{form}", blocks, [*head, maxima])
     launch_chunks(op, family, f"{family}_sum{form}", blocks, [*head, maxima, sums])

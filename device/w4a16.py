@@ -60,8 +60,7 @@ def aligned(op: str, a, perm=None):
     rows, depth = a.shape
     if perm is None and vectors(depth, (a, depth)):
         return a
-    size = rows * depth * a.dtype.itemsize
-    held = scratch.take("w4a16 rows", size)[:size].view(a.dtype).reshape(rows, depth)
+    held = scratch.array("w4a16 rows", (rows, depth), a.dtype)
     gathered(op, a, perm, held)
     return held
 

@@ -42,10 +42,11 @@ class Batch:
         if arrays is HOST:
             return self
         layout = Layout({name: getattr(self, name).shape for name in _DTYPES})
-        raw, views = np.empty(layout.size, np.uint8), layout.views
+        raw = np.empty(layout.size, np.uint8)
+        views = layout.views(raw, self.decoding)
         for name in _DTYPES:
-            getattr(views(raw, self.decoding), name)[...] = getattr(self, name)
-        return views(arrays.send(raw), self.decoding)
+            getattr(views, name)[...] = getattr(self, name)
+        return layout.views(arrays.send(raw), self.decoding)
 
 
 class Layout:

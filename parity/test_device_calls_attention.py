@@ -76,7 +76,7 @@ def test_a_row_has_its_bytes_in_every_batch(device, window):
 
 @pytest.mark.parametrize("blocks", [1, 30, 10**6])
 def test_however_many_blocks_share_a_row(device, blocks, monkeypatch):
-    monkeypatch.setattr(launcher, "_MULTIPROCESSORS", blocks)
+    monkeypatch.setattr(launcher, "MULTIPROCESSORS", blocks)
     call = paged([request(1, 700, 4, 1, 64, "bfloat16"), request(1, 40, 4, 1, 64, "bfloat16", 5)], 16)
     same(run(device, call), oracle.paged_attention.mirror(**call, **OPTIONS))
     monkeypatch.setattr(launcher, "_PARTIAL", 0)

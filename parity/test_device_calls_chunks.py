@@ -80,7 +80,7 @@ def test_how_work_is_cut_changes_no_byte(device, multiprocessors, monkeypatch):
     """Two stages or three."""
     call = prompt(CORES, 130)
     want = run(device, call)
-    monkeypatch.setattr(gdn_chunk_states, "_MULTIPROCESSORS", multiprocessors)
+    monkeypatch.setattr(gdn_chunk_states, "MULTIPROCESSORS", multiprocessors)
     for got, one in zip(run(device, call), want, strict=True):
         assert_bytes(got, one)
 

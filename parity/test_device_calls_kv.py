@@ -11,6 +11,7 @@ from vtlab.device.units import grid_of, heads_of, merged
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
+from .device_doors import assert_refused, past_the_door
 from .device_run import Emulated
 from .emulation import compiler
 from .test_kv_cache import bits, slots
@@ -215,25 +216,9 @@ LIES = [
 ]  # fmt: skip
 
 
-def past_the_door(device, module, op, arguments):
-    """The provider itself: the door sees an emulated device's arrays and would refuse them before it."""
-    if isinstance(device, Emulated):
-        with runtime.using(device.runtime):
-            getattr(module, op)(**arguments)
-    else:
-        device.call(op, arguments)
-
-
 @pytest.mark.parametrize("module, op, made, lie, instead, argument", LIES)
 def test_lists_that_lie_are_refused_before_anything_is_written(device, module, op, made, lie, instead, argument):
-    host = made() | lie
-    sent = {name: device.send(value) for name, value in host.items()}
-    with pytest.raises(ContractError) as refusal:
-        past_the_door(device, module, op, dict(sent))
-    assert (refusal.value.op, refusal.value.argument) == (op, argument)
-    for name, value in sent.items():
-        if isinstance(host[name], np.ndarray):
-            assert_bytes(device.fetch(value), host[name], name)
+    assert_refused(device, module, op, made() | lie, argument)
 
 
 @pytest.mark.parametrize("module, op, made, lie, instead, argument", [lie for lie in LIES if lie[4] is not None])

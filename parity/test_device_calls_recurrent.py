@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 
 from vtlab import oracle
-from vtlab.device import causal_conv, causal_conv_spec, gdn, kda, linear_attention, runtime, ssm, state_cache
-from vtlab.ops.errors import ContractError
+from vtlab.device import causal_conv, causal_conv_spec, gdn, kda, linear_attention, ssm, state_cache
 
 from .compare import assert_bytes
+from .device_doors import assert_refused, past_the_door
 from .device_run import Emulated, tupled
 from .scalar import draw
-
-
-def past_the_door(device, module, op, arguments):
-    """The launcher itself: the door sees the emulated GPU's arrays and would refuse what a GPU alone can know."""
-    if isinstance(device, Emulated):
-        with runtime.using(device.runtime):
-            return getattr(module, op)(**arguments)
-    return device.call(op, arguments)
 
 
 def assert_call(device, op, host, views=lambda arguments: arguments):
@@ -289,14 +281,7 @@ LIES = [
 
 @pytest.mark.parametrize("module, op, made, lie, argument", LIES)
 def test_what_lies_is_refused_before_anything_is_written(device, module, op, made, lie, argument):
-    host = made() | lie
-    sent = {name: device.send(value) for name, value in host.items()}
-    with pytest.raises(ContractError) as refusal:
-        past_the_door(device, module, op, dict(sent))
-    assert (refusal.value.op, refusal.value.argument) == (op, argument)
-    for name, value in sent.items():
-        if isinstance(host[name], np.ndarray):
-            assert_bytes(device.fetch(value), host[name], name)
+    assert_refused(device, module, op, made() | lie, argument)
 
 
 @pytest.mark.parametrize("module, op, made", SLOTTED)
