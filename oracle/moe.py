@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtlab.ops.contract import Bound, Choice, Parity, Tensor, refuse
+from vtlab.ops.contract import Bound, Choice, Tensor, refuse
 from vtlab.ops.dtypes import FLOATS
 from vtlab.ops.table import op
 
+from .lowbit import STORED_TWICE
 from .matmul import ORDER
 
 
@@ -53,7 +54,7 @@ def _source(x, ids) -> np.ndarray:
     returns={"out": Tensor("T*k N")},
     rounding=("out = round(w sum_k x_k W_k), the product with w in float32",),
     order=str(ORDER),
-    parity=Parity("bytes"),
+    parity=STORED_TWICE,
     mirror=Bound(
         "(K + 511) // 512 * 16 + 33", scale=_magnitudes, why="as matmul_bt's, and a product; zero rows are exact"
     ),
