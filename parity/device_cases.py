@@ -14,12 +14,14 @@ from vtlab.ops.contract import Tensor, example
 from vtlab.ops.table import Op, lookup, table
 
 from .device_edges_attention import EDGES as ATTENTION
+from .device_edges_casts import EDGES as CASTS
 from .device_edges_chunks import EDGES as CHUNKS
 from .device_edges_fp8 import EDGES as FP8
 from .device_edges_ggml import EDGES as GGML
 from .device_edges_kv import EDGES as KV
 from .device_edges_lowbit import EDGES as LOWBIT
 from .device_edges_matmul import EDGES as MATMUL
+from .device_edges_moe import EDGES as MOE
 from .device_edges_quant import EDGES as QUANT
 from .device_edges_recurrent import EDGES as RECURRENT
 from .device_edges_rope import EDGES as ROPE
@@ -148,7 +150,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 700, "C": 2 * 3 * 64 + 9 * 64, "Hv": 9, "num_k_heads": 3, "head_k_dim": 64, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **CHUNKS, **FP8, **GGML, **KV, **LOWBIT, **ROPE, **MATMUL, **QUANT, **RECURRENT, **SAMPLING,
+    **ATTENTION, **CASTS, **CHUNKS, **FP8, **GGML, **KV, **LOWBIT, **ROPE, **MATMUL, **MOE, **QUANT, **RECURRENT, **SAMPLING,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 
@@ -230,11 +232,13 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
     such batches apart.
     """
     starts = found.contract.args.get("query_start_loc")
+    if "cu_chunk_seqlens" in found.contract.args:
+        return None
     if starts is not None and (found.contract.mutates or starts.shape == "S"):
         return None
     if any(spec.shape == "1" or spec.shape.split()[1:] == ["T"] for spec in found.contract.returns.values()):
         return None
-    if "m_indices" in found.contract.args or found.bind((), arguments).get("is_sf_swizzled_layout"):
+    if {"m_indices", "block_m"} & found.contract.args.keys() or found.bind((), arguments).get("is_sf_swizzled_layout"):
         return None
     first = next(iter(found.contract.args))
     tokens = ("...", "T", "M", found.contract.rows)

@@ -17,6 +17,7 @@ from .device_wrongs_chunks import WRONGS as CHUNKS
 from .device_wrongs_fp8 import WRONGS as FP8
 from .device_wrongs_ggml import WRONGS as GGML
 from .device_wrongs_lowbit import WRONGS as LOWBIT
+from .device_wrongs_moe import WRONGS as MOE
 from .device_wrongs_quant import WRONGS as QUANT
 from .device_wrongs_recurrent import WRONGS as RECURRENT
 from .device_wrongs_rope import WRONGS as ROPE
@@ -129,7 +130,7 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **ATTENTION, **CHUNKS, **FP8, **GGML, **LOWBIT, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
+    **ATTENTION, **CHUNKS, **FP8, **GGML, **LOWBIT, **MOE, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
 }  # fmt: skip
 
 

@@ -1,0 +1,108 @@
+"""Products with experts' matrices on a GPU: launchers of cuda/moe.cu. Only the device knows which rows go to which.
+
+Calls in bfloat16 or float16 throughout, whose rows are whole vectors and 64 elements or more, run on tensor cores, for
+any number of rows; others give the mirror's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from vtlab.ops import providers
+from vtlab.ops.errors import ContractError
+
+from .faults import first_fault
+from .judged import judged_by_norm
+from .launch import KINDS, PROVIDER, VECTOR, kind, results, start, vectors
+from .runtime import current
+from .scratch import scratch
+
+_OP, _FAMILY = "moe_grouped_gemm", "moe"
+_THREADS = 128
+_NAMES = {KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
+_LINE = 128
+"""Bytes of a row that a stage of the ring holds, as in the .cu file; shorter rows do not go to tensor cores."""
+
+
+class _Form(NamedTuple):
+    """A kernel, the pairs and columns of its tile, and its stages."""
+
+    kernel: str
+    high: int
+    across: int
+    stages: int = 0
+
+    @property
+    def shared(self) -> int:
+        return self.stages * (self.across + self.high) * _LINE
+
+
+_EXACT, _EXACT_ANY = _Form("moe_exact", 8, 8), _Form("moe_exact_any", 8, 8)
+_CORES = ((8, _Form("moe_16", 16, 64, 5)), (24, _Form("moe_32", 32, 64, 4)), (None, _Form("moe_64", 64, 256, 2)))
+"""By pairs an expert, up to which a form serves: a higher tile reads less, a lower one wastes less."""
+_SORTERS, _FEW_PAIRS = (256, 1024), 2048
+"""Threads of the block that sorts, up to so many pairs and beyond."""
+
+
+def on_tensor_cores(x, weight, dtype) -> bool:
+    """Whether rows of x and matrices of `weight` are the tensor cores' business."""
+    depth = x.shape[-1]
+    return x.dtype == weight.dtype == dtype and kind(dtype) in _NAMES and 2 * depth >= _LINE and depth % VECTOR == 0
+
+
+def _judged(arguments: Mapping) -> bool:
+    x = arguments["x"]
+    return on_tensor_cores(x, arguments["weight"], np.dtype(arguments["out_dtype"] or x.dtype))
+
+
+judged_by_norm(_OP, _judged)
+
+
+def _form(x, weight, dtype, pairs: int) -> _Form:
+    experts, _, depth = weight.shape
+    whole = vectors(depth, (x, depth), (weight, depth)) and depth > 0
+    if not whole or not on_tensor_cores(x, weight, dtype):
+        return _EXACT if whole and depth % 16 == 0 else _EXACT_ANY
+    return next(form for most, form in _CORES if most is None or pairs <= most * experts)
+
+
+def most_tiles(pairs: int, experts: int, high: int) -> int:
+    """Tiles of at most `high` pairs of one expert, or of none or of a wrong one, that there can be."""
+    return min(pairs, pairs // high + min(pairs, experts + 2))
+
+
+@providers.provider(_OP, "cuda", PROVIDER)
+def moe_grouped_gemm(x, weight, ids, weights=None, *, out_dtype=None, out=None):
+    """oracle.moe.moe_grouped_gemm. A wrong id is only known on the device.
+
+    Without `out` the call waits for the device and raises ContractError naming the first wrong id. With `out` it must
+    not wait, so that it can be captured: the row of a wrong id becomes NaN.
+    """
+    (tokens, choices), (experts, columns, depth) = ids.shape, weight.shape
+    pairs, dtype = tokens * choices, np.dtype(out_dtype or x.dtype)
+    (target,) = results(_OP, out, (x, weight, ids, weights), ((pairs, columns), dtype))
+    if not pairs * columns:
+        return target
+    if out is None and (bad := first_fault(_OP, _FAMILY, "moe_ids_fit", pairs, [ids, experts])) is not None:
+        got = f"expert {int(current().read(ids).reshape(-1)[bad])} at position {bad}"
+        raise ContractError(_OP, "ids", got, f"-1 to {experts - 1}")
+    form = _form(x, weight, dtype, pairs)
+    name = form.kernel + (f"_{_NAMES[kind(dtype)]}" if form.stages else "")
+    buckets = 4 * (experts + 2)
+    if tokens == 1 or buckets > current().shared_memory() - 1024:
+        order, tiles, count = None, None, pairs
+    else:
+        count = most_tiles(pairs, experts, form.high)
+        order, tiles = scratch.parts("moe", 4 * pairs, 16 * count)
+        threads = _SORTERS[pairs > _FEW_PAIRS]
+        args = [pairs, experts, form.high, ids, order, tiles, count]
+        start(_OP, _FAMILY, "moe_sort", 1, (threads, 1), args, buckets)
+    args = [
+        choices if len(x) != pairs else 1, experts, columns, depth, x, kind(x), weight, kind(weight), ids, weights,
+        target, kind(target), order, tiles, count,
+    ]  # fmt: skip
+    start(_OP, _FAMILY, name, count * -(-columns // form.across), (_THREADS, 1), args, form.shared)
+    return target
