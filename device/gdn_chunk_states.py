@@ -66,7 +66,7 @@ def _run_layout(op: str, starts, size: int, first, length, before, chunk) -> Non
     start(op, FAMILY, "gdn_chunk_layout", len(starts) - 1, (THREADS, 1), args)
 
 
-def _before(op: str, starts, size: int) -> int:
+def chunks_before(op: str, starts, size: int) -> int:
     """The chunks before each sequence, in scratch memory."""
     (before,) = scratch.parts("gdn_layout", 4 * len(starts))
     _run_layout(op, starts, size, None, None, before, None)
@@ -111,7 +111,7 @@ def gdn_chunk_layout(query_start_loc, *, num_chunks, chunk_size=64, out=None):
     return written
 
 
-def _counted(starts, size: int) -> int:
+def counted(starts, size: int) -> int:
     """The number of chunks, which only the device knows; waits for it."""
     return int((-(-np.diff(current().read(starts)) // size)).sum())
 
@@ -121,12 +121,12 @@ def gdn_delta_h(k, w, u, gc, state, query_start_loc, *, chunk_size=64, out=None)
     """oracle.gdn_chunk_states.gdn_delta_h. Without `out` it waits to learn how many chunks there are."""
     op, starts, size = "gdn_delta_h", query_start_loc, chunk_size
     check_starts(op, starts, len(k))
-    chunks = _counted(starts, size) if out is None else len(out[0])
+    chunks = counted(starts, size) if out is None else len(out[0])
     inputs = (k, w, u, gc, state, starts)
     h, v_new = results(op, out, inputs, ((chunks, *state.shape[1:]), k.dtype), (u.shape, k.dtype))
     if len(starts) > 1:
         cores = _cores(k, u.shape[-1], size, w, u, h, v_new)
-        _run_states(op, cores, u.shape[1:], k, w, u, gc, state, starts, _before(op, starts, size), size, h, v_new)
+        _run_states(op, cores, u.shape[1:], k, w, u, gc, state, starts, chunks_before(op, starts, size), size, h, v_new)
     return h, v_new
 
 
@@ -137,7 +137,7 @@ def gdn_chunk_o(q, k, v_new, h, gc, query_start_loc, *, scale, chunk_size=64, ou
     (target,) = results(op, out, (q, k, v_new, h, gc, starts), (v_new.shape, q.dtype))
     check_starts(op, starts, len(q))
     if len(starts) > 1:
-        cores, before = _cores(k, form[1], size, q, v_new, h, target), _before(op, starts, size)
+        cores, before = _cores(k, form[1], size, q, v_new, h, target), chunks_before(op, starts, size)
         _run_outputs(op, cores, form, q, k, v_new, h, gc, starts, before, len(h), scale, size, target)
     return target
 
