@@ -26,6 +26,7 @@ from .device_edges_quant import EDGES as QUANT
 from .device_edges_recurrent import EDGES as RECURRENT
 from .device_edges_rope import EDGES as ROPE
 from .device_edges_sampling import EDGES as SAMPLING
+from .device_edges_ssd import EDGES as SSD
 
 _16 = {"x": "bfloat16", "weight": "bfloat16"}
 _F16 = {"x": "float16", "weight": "float16"}
@@ -151,6 +152,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
     **ATTENTION, **CASTS, **CHUNKS, **FP8, **GGML, **KV, **LOWBIT, **ROPE, **MATMUL, **MOE, **QUANT, **RECURRENT, **SAMPLING,
+    **SSD,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 

@@ -22,6 +22,7 @@ from .device_wrongs_quant import WRONGS as QUANT
 from .device_wrongs_recurrent import WRONGS as RECURRENT
 from .device_wrongs_rope import WRONGS as ROPE
 from .device_wrongs_sampling import WRONGS as SAMPLING
+from .device_wrongs_ssd import WRONGS as SSD
 from .emulation import EmulatedRuntime, compiler
 
 CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -131,6 +132,7 @@ WRONGS = {
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
     **ATTENTION, **CHUNKS, **FP8, **GGML, **LOWBIT, **MOE, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
+    **SSD,
 }  # fmt: skip
 
 
