@@ -66,8 +66,9 @@ def gated_delta(step: Step, index: int, hidden):
     else:
         starts = step.batch.query_start_loc
         out = carried(step, index, lambda states: ops.gdn_prefill(*parts, states, starts, scale=scale, out=out))
-    gate = qkvz[:, mixed:].reshape(len(qkvz), heads, width)
-    normed = ops.rms_norm_gated(
-        out, gate, layer.linear_norm, eps=step.config.norm_eps, out=step.rows("gated_norm", heads, width)
-    )
+    # Heads in a merged product do not step evenly: a kernel would copy them, for which a captured step has no room.
+    split = step.together(*(step.rows(name, lanes) for name, lanes in (("z", heads * width), ("none", 0), ("no", 0))))
+    z, _, _ = ops.qkv_split(qkvz[:, mixed:], q_size=heads * width, k_size=0, v_size=0, out=split)
+    gate, normed = z.reshape(out.shape), step.rows("gated_norm", heads, width)
+    normed = ops.rms_norm_gated(out, gate, layer.linear_norm, eps=step.config.norm_eps, out=normed)
     return step.project("mixed", normed.reshape(len(normed), -1), layer.linear_out)
