@@ -1,13 +1,33 @@
-"""Checkpoints' packings of low-bit codes on a GPU: launchers of cuda/wna16.cu."""
+"""The reference quantiser and checkpoints' packings of low-bit codes on a GPU: launchers of cuda/wna16.cu."""
 
 from __future__ import annotations
 
 from vtlab.ops import providers
+from vtlab.ops.lowbit import QUANT_TYPES
 
-from .codes import ACROSS, DOWN, INTERLEAVED, PLAIN, moved
-from .launch import PROVIDER
+from .codes import ACROSS, DOWN, INTERLEAVED, PLAIN, WORD, moved
+from .launch import PROVIDER, kind, results, start, vectors
 
 _FAMILY = "wna16"
+_BLOCK, _WIDE, _NARROW = 256, 64, 32
+"""Threads of the quantiser's blocks, and columns of one whose threads have eight neighbours, or one."""
+
+
+@providers.provider("quantize_weights", "cuda", PROVIDER)
+def quantize_weights(w, *, quant_type, group_size, zero_points_after_scales=False, out=None):
+    """oracle.wna16.quantize_weights."""
+    op, quant, (k, n) = "quantize_weights", QUANT_TYPES[quant_type], w.shape
+    rows = k if group_size == -1 else group_size
+    groups = k // rows
+    forms = (w.shape, w.dtype), (w.shape, WORD), ((groups, n), w.dtype)
+    zeros = () if quant.bias else (((groups, n), WORD),)
+    made = results(op, out, (w,), *forms, *zeros)
+    wide = vectors(n, (w, n), *((each, n) for each in made[:3]))
+    args = [rows, n, w, kind(w), quant.low, quant.high, quant.bias, int(zero_points_after_scales), *made[:3]]
+    args.append(None if quant.bias else made[3])
+    blocks = groups * -(-n // (_WIDE if wide else _NARROW))
+    start(op, _FAMILY, f"quantize_weights_v{8 if wide else 1}", blocks, (_BLOCK, 1), args)
+    return made
 
 
 @providers.provider("gptq_pack", "cuda", PROVIDER)

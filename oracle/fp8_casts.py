@@ -1,23 +1,26 @@
-"""DeepGEMM's casts to FP8, in groups of 128 neighbours or in tiles, and the layouts of its scales.
+"""DeepGEMM's casts to FP8 and FP4, in groups of neighbours or in tiles, and the layouts of its scales.
 
-Codes are e4m3, one byte each, in uint8 arrays. Every float32 operation on the way to a code is a rounding point.
+Codes are e4m3, one byte each, or e2m1, two to a byte, in uint8 arrays. Every float32 operation on the way to a code is
+a rounding point.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from vtlab.ops import nvfp4
 from vtlab.ops.contract import EXACT as MOVED
 from vtlab.ops.contract import Choice, Flag, Parity, Scalar, Tensor, refuse
 from vtlab.ops.table import op
 
 from .fp8_matmul import draw_codes, scales_are, values
 from .fp8_weights import EXACT
-from .quant_fp8 import LARGEST, e4m3, largest, power_of_two, single, times_reciprocal
+from .quant_fp8 import LARGEST, e4m3, in_groups, largest, power_of_two, single, times_reciprocal
 
 _DEEPGEMM = "KERNEL-GEMM-DEEPGEMM"
 BLOCK = 128
 _LEAST = float(np.float32(1e-4))
+_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _PASSED = "code 0x7F; passed over in the maximum"
 _UE8M0 = Choice(("bits", "log2"))
 _CODES = ("uint8",)
@@ -39,12 +42,16 @@ def tiles(nx, value, rows, columns):
     return whole.reshape(high, rows, wide, columns).swapaxes(1, 2).reshape(high, wide, rows * columns)
 
 
+def cast_scale(nx, grouped, limit, ue8m0):
+    """[..., 1]: the scale that brings the largest of each group, or 1e-4, to `limit`."""
+    scale = single(nx, nx.div(nx.maximum(largest(nx, grouped), _LEAST), limit))
+    return scale if ue8m0 is None else ceil_power_of_two(nx, scale, ue8m0)
+
+
 def cast_tiles(nx, value, rows, columns, ue8m0):
     """(codes, scales) with one scale for each tile of rows x columns."""
     tiled = tiles(nx, value, rows, columns)
-    scale = single(nx, nx.div(nx.maximum(largest(nx, tiled), _LEAST), LARGEST))
-    if ue8m0 is not None:
-        scale = ceil_power_of_two(nx, scale, ue8m0)
+    scale = cast_scale(nx, tiled, LARGEST, ue8m0)
     codes = e4m3(nx, times_reciprocal(nx, tiled, scale))
     high, wide = codes.shape[:2]
     codes = codes.reshape(high, wide, rows, columns).swapaxes(1, 2).reshape(high * rows, wide * columns)
@@ -87,6 +94,57 @@ def per_token_cast_to_fp8(nx, x, *, ue8m0=None):
     return cast_tiles(nx, nx.load(x), 1, BLOCK, ue8m0)
 
 
+def whole_pairs(arguments, axes):
+    """K and group_size are even"""
+    for name, size in (("x", axes["K"]), ("group_size", arguments["group_size"])):
+        if size % 2:
+            raise refuse(name, f"{size} neighbours", "an even number")
+
+
+def lower_e2m1(value):
+    """The codes of values: to nearest, a tie to the smaller size, saturating; no code of -0, a NaN has code 7."""
+    code = np.searchsorted(_MIDDLES, np.abs(value)).astype(np.uint8)
+    return np.where((value < 0) & (code > 0), code | np.uint8(8), code)
+
+
+@op(
+    row=_DEEPGEMM,
+    rows="M",
+    args={
+        "x": Tensor("M K", layout="rows"),
+        "group_size": Scalar(int, minimum=2),
+        "ue8m0": Choice(("bits", "log2"), optional=True),
+    },
+    returns={"out": Tensor("M K/2", ("uint8",), holds="float4_e2m1fn"), "scale": Tensor("M G", ("float32",))},
+    rounding=("scale = f32(max(max|x|, f32(1e-4)) / 6)", *_CAST["rounding"][1:-1], "out = e2m1(v), no code of -0"),
+    parity=Parity("bytes"),
+    mirror=EXACT,
+    nan="code 7; passed over in the maximum",
+    ties="to the smaller size",
+    layout="x may be strided rows; byte j holds element 2j in its low half",
+    upstream="deep_gemm: per_token_cast_to_fp4",
+    examples=(
+        {"M": 5, "K": 256, "G": 2, "x": "bfloat16"},
+        {"M": 3, "K": 70, "G": 3, "x": "float32", "group_size": 32, "ue8m0": "bits"},
+        {"M": 2, "K": 64, "G": 4, "x": "float16", "group_size": 16, "ue8m0": "log2"},
+    ),
+    requires=(whole_pairs,),
+)
+def per_token_cast_to_fp4(nx, x, *, group_size=BLOCK, ue8m0=None):
+    """scale[m, g] = max(max|x[m, g]|, 1e-4) / 6 over group_size neighbours; out = e2m1(x * (1 / scale)), two a byte.
+
+    Shapes: x [M, K]; out uint8 [M, K/2]; scale float32 [M, ceil(K / group_size)], the last group filled up with zeros.
+    Rounding points: as `per_token_cast_to_fp8`; the codes differ from those of `scaled_fp4_quant` in their ties, which
+    go to the smaller size. DeepGEMM's ue8m0 is "bits"; it packs four scales to a word as `transform_sf_layout` does.
+    Errors: ContractError for an odd K or group_size, another rank or dtype, an unknown ue8m0.
+    Source: DeepGEMM, deep_gemm/utils/math.py.
+    """
+    grouped = in_groups(nx, nx.load(x), group_size)
+    scale = cast_scale(nx, grouped, 6.0, ue8m0)
+    codes = lower_e2m1(times_reciprocal(nx, grouped, scale)).reshape(len(x), scale.shape[1] * group_size)
+    return nvfp4.pack(codes[:, : x.shape[1]]), nx.store(scale[..., 0], np.float32)
+
+
 @op(
     row=_DEEPGEMM,
     args={
@@ -122,6 +180,9 @@ def blocks_fit(arguments, axes):
     if tuple(scale.shape) != want:
         raise refuse("scale", f"shape {tuple(scale.shape)}", f"{want}")
     scales_are("scale", scale)
+
+
+blocks_fit.finite = ("scale",)
 
 
 @op(
@@ -168,6 +229,9 @@ def powers_of_two(arguments, axes):
         if wrong.any():
             raise refuse("scale", scale[wrong][0], "powers of two")
     scales_are("scale", scale)
+
+
+powers_of_two.finite = ("scale",)
 
 
 @op(

@@ -91,6 +91,8 @@ class Cuda:
 
     def call(self, op: str, arguments: dict):
         with ops.using(self.provider):
+            if not any(hasattr(value, "strides") for value in arguments.values()):  # dispatch would stay on the host
+                return providers.get_op(op, "cuda")(**lookup(op).bind((), arguments))
             return getattr(ops, op)(**arguments)
 
 

@@ -298,7 +298,7 @@ mutations(OPS[1], {
 })  # fmt: skip
 _TILES = {
     "divide": ("times_reciprocal(nx, tiled, scale)", "nx.div(tiled, scale)", "cast_tiles"),
-    "no least maximum": ("nx.maximum(largest(nx, tiled), _LEAST)", "largest(nx, tiled)", "cast_tiles"),
+    "no least maximum": ("nx.maximum(largest(nx, grouped), _LEAST)", "largest(nx, grouped)", "cast_scale"),
     "one rule for both": ('if how == "log2":', "if True:", "ceil_power_of_two"),
     "the other for both": ('if how == "log2":', "if False:", "ceil_power_of_two"),
 }  # fmt: skip

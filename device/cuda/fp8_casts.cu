@@ -1,0 +1,338 @@
+// DeepGEMM's casts: e4m3 in groups of 128 neighbours and in tiles, e2m1 in groups, requantised tiles, scales in columns.
+//
+// The ladder:
+// 1. *_any: groups and tiles of any size, elements one by one, each read twice.
+// 2. *_v8: 16-byte loads, a group in 1 to 32 neighbouring lanes; a tile of 128 x 128 waits in the registers of a block.
+// 3. *_deep: four vectors of bfloat16 under way a thread, maxima taken of pairs as they lie in memory, and each lane finds
+//    the scale of one of its four groups alone, with its division and reciprocal.
+// 4. Codes of e2m1 come from sums that round upwards and products that saturate, as in fp4.cuh.
+#include "fp4.cuh"
+#include "powers.cuh"
+
+#define DEPTH 4     // vectors a thread of the _deep kernels, device/fp8_casts.py
+#define SIDE 128    // of a tile that stays in registers
+#define STEPS 8     // rows of it a thread holds a vector of
+#define LEAST 1e-4f
+
+VT_FN float e4m3_cast_scale(unsigned top, int rule) {
+    return rounded_up(over_largest(vt_maximum(vt_float((int)top), LEAST)), rule);
+}
+
+VT_FN float e2m1_cast_scale(unsigned top, int rule) {
+    return rounded_up(vt_maximum(vt_float((int)top), LEAST) / 6.0f, rule);
+}
+
+// fma(a, b, c) rounded upwards.
+#ifdef __CUDACC__
+VT_FN float fma_up(float a, float b, float c) { return __fmaf_ru(a, b, c); }
+#else
+VT_FN float fma_up(float a, float b, float c) {
+    double exact = (double)a * (double)b + (double)c;
+    float y = (float)exact;
+    return (double)y < exact ? std::nextafter(y, HUGE_VALF) : y;
+}
+#endif
+
+// fp4.cuh's `with_code` where a tie goes to the smaller size: sums round upwards from the middles on, to whole numbers of
+// halves below 2 and of ones below 4.
+VT_FN float with_lower_code(float acc, float v, float unit) {
+    float size = vt_abs(v);
+    float below_2 = fma_to_unit(fma_up(size, 2.0f, 8388607.5f), -0.25f, 2097153.0f);  // 1 - ceil(2 size - 0.5) / 4
+    float below_4 = fma_to_unit(fma_up(size, 1.0f, 8388605.5f), -0.5f, 4194305.0f);   // 1 - ceil(size - 2.5) / 2
+    float up_to_5 = fma_to_unit(size, -2097152.0f, 10485761.0f);
+    float negative = fma_to_unit(v, -33554432.0f, -8388608.0f);
+    acc = vt_fma(below_2, -4.0f * unit, acc);
+    acc = vt_fma(below_4, -2.0f * unit, acc);
+    acc = vt_fma(up_to_5, -unit, acc);
+    return vt_fma(negative, 8.0f * unit, acc);
+}
+
+VT_FN unsigned lower_word(const float (&v)[8]) {
+    float lo = 8388608.0f + 30583.0f, hi = lo;  // 0x7777
+    float unit = 1.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        lo = with_lower_code(lo, v[j], unit);
+        hi = with_lower_code(hi, v[j + 4], unit);
+        unit *= 16.0f;
+    }
+    return ((unsigned)vt_bits(lo) & 0xffffu) | (unsigned)vt_bits(hi) << 16;
+}
+
+struct E4M3 {
+    VT_MEMBER float scale(unsigned top, int rule) const { return e4m3_cast_scale(top, rule); }
+    VT_MEMBER void put(unsigned char* out, i64 at, const float (&q)[8]) const { store_e4m3(out, at, q, 0x7fu); }
+};
+
+struct E2M1 {
+    VT_MEMBER float scale(unsigned top, int rule) const { return e2m1_cast_scale(top, rule); }
+    VT_MEMBER void put(unsigned char* out, i64 at, const float (&q)[8]) const { *(unsigned*)(out + (at >> 1)) = lower_word(q); }
+};
+
+#define GROUP_PARAMETERS                                                                                               \
+    i64 count, const void *x, i64 kind, unsigned char *out, float *scales, i64 rule, i64 lane_shift
+
+// All of x is `count` vectors of 8, contiguous, and a group 1 << lane_shift of them.
+template <class TO>
+VT_FN void cast_vectors(unsigned count, const void* x, int kind, unsigned char* out, float* scales, int rule, int shift) {
+    unsigned at = blockIdx.x * blockDim.x + threadIdx.x, top = 0;
+    bool inside = at < count;
+    float v[8], q[8];
+    if (inside) {
+        load(v, x, (i64)at * 8, kind);
+        top = largest_of(v, false);
+    }
+    top = largest_of_lanes(top, 1 << shift);
+    if (!inside) return;
+    float scale = TO().scale(top, rule);
+    products(q, v, 1.0f / scale);
+    TO().put(out, (i64)at * 8, q);
+    if ((threadIdx.x & ((1u << shift) - 1)) == 0) scales[at >> shift] = scale;
+}
+
+// The same for bfloat16 in groups of at least DEPTH lanes.
+template <class TO>
+VT_FN void cast_deep(unsigned count, const void* x, unsigned char* out, float* scales, int rule, int shift) {
+    unsigned first = blockIdx.x * (256 * DEPTH) + threadIdx.x, tops[DEPTH];
+    Raw<8> raw[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (first + d * 256 < count) raw[d] = fetch<8>(x, (i64)(first + d * 256) * 8, BF16);
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) tops[d] = first + d * 256 < count ? largest_pair<false>(raw[d].a) : 0u;
+    GroupScales<DEPTH> found;
+    found.join<false>(tops, 1 << shift, [&](unsigned top) { return TO().scale(top, rule); });
+    float inverse = 1.0f / found.scale;
+    unsigned stored = first + found.own * 256;
+    if ((threadIdx.x & ((1u << shift) - 1)) < DEPTH && stored < count) scales[stored >> shift] = found.scale;
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        float factor = __shfl_xor_sync(FULL_WARP, inverse, found.own ^ d);
+        if (first + d * 256 >= count) continue;
+        float v[8], q[8];
+        widen(v, raw[d], BF16);
+        products(q, v, factor);
+        TO().put(out, (i64)(first + d * 256) * 8, q);
+    }
+}
+
+#define CASTS(NAME, TO)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_v8(GROUP_PARAMETERS) {                                    \
+        cast_vectors<TO>((unsigned)count, x, (int)kind, out, scales, (int)rule, (int)lane_shift);                      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_deep(GROUP_PARAMETERS) {                                  \
+        cast_deep<TO>((unsigned)count, x, out, scales, (int)rule, (int)lane_shift);                                    \
+    }
+CASTS(cast_e4m3, E4M3)
+CASTS(cast_e2m1, E2M1)
+
+// A warp for each group of any even size, of rows of any stride; FP4: bytes of two codes.
+template <bool FP4>
+VT_FN void cast_any(i64 rows, i64 width, const void* x, i64 stride, int kind, i64 size, unsigned char* out,
+                    float* scales, int rule) {
+    unsigned groups = ((unsigned)width + (unsigned)size - 1) / (unsigned)size;
+    unsigned number = blockIdx.x * 8 + (threadIdx.x >> 5), top = 0;
+    if (number >= (unsigned)rows * groups) return;
+    i64 row = number / groups, begin = (number - row * groups) * size, end = begin + size < width ? begin + size : width;
+    int lane = threadIdx.x & 31;
+    float v[1];
+    for (i64 at = begin + lane; at < end; at += 32) {
+        load(v, x, row * stride + at, kind);
+        top = larger(top, largest_of(v, false));
+    }
+    top = largest_of_warp(top);
+    float scale = FP4 ? e2m1_cast_scale(top, rule) : e4m3_cast_scale(top, rule), inverse = 1.0f / scale;
+    if (lane == 0) scales[number] = scale;
+    if (FP4) {
+        for (i64 at = begin + 2 * lane; at < end; at += 64) {
+            float pair[8] = {};
+            load(v, x, row * stride + at, kind);
+            pair[0] = v[0] * inverse;
+            load(v, x, row * stride + at + 1, kind);
+            pair[1] = v[0] * inverse;
+            out[(row * width + at) >> 1] = (unsigned char)lower_word(pair);
+        }
+        return;
+    }
+    for (i64 at = begin + lane; at < end; at += 32) {
+        load(v, x, row * stride + at, kind);
+        v[0] *= inverse;
+        store_e4m3(out, row * width + at, v, 0x7fu);
+    }
+}
+
+#define CAST_ANY(NAME, FP4)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                                            \
+        i64 rows, i64 width, const void* x, i64 stride, i64 kind, i64 size, unsigned char* out, float* scales,         \
+        i64 rule) {                                                                                                    \
+        cast_any<FP4>(rows, width, x, stride, (int)kind, size, out, scales, (int)rule);                                \
+    }
+CAST_ANY(cast_e4m3_any, false)
+CAST_ANY(cast_e2m1_any, true)
+
+// What a tile is made of: floats, or codes under the tile's own scale.
+struct Floats {
+    const void* x;
+    i64 stride;
+    int kind;
+    typedef Raw<8> Eight;
+    VT_MEMBER void begin(i64) {}
+    VT_MEMBER Eight eight(i64 row, i64 column) const { return fetch<8>(x, row * stride + column, kind); }
+    VT_MEMBER void values(float (&v)[8], const Eight& raw) const { widen(v, raw, kind); }
+    VT_MEMBER unsigned largest(const Eight& raw) const {
+        float v[8];
+        widen(v, raw, kind);
+        return largest_of(v, false);
+    }
+    VT_MEMBER unsigned size(unsigned top) const { return top; }
+    VT_MEMBER void value(float (&v)[1], i64 row, i64 column) const { load(v, x, row * stride + column, kind); }
+};
+
+struct Brains {
+    const uint4* x;
+    i64 stride;
+    typedef uint4 Eight;
+    VT_MEMBER void begin(i64) {}
+    VT_MEMBER Eight eight(i64 row, i64 column) const { return x[(row * stride + column) >> 3]; }
+    VT_MEMBER void values(float (&v)[8], const Eight& raw) const { widen(v, Raw<8>{raw, raw}, BF16); }
+    VT_MEMBER unsigned largest(const Eight& raw) const { return largest_of_bf16(Raw<8>{raw, raw}, false); }
+    VT_MEMBER unsigned size(unsigned top) const { return top; }
+};
+
+VT_FN void widen_e4m3(float* v, unsigned codes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    unsigned lo, hi;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(lo) : "h"((unsigned short)codes));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(hi) : "h"((unsigned short)(codes >> 16)));
+    v[0] = widen_f16(lo & 0xffffu), v[1] = widen_f16(lo >> 16);
+    v[2] = widen_f16(hi & 0xffffu), v[3] = widen_f16(hi >> 16);
+#else
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = e4m3_value(codes >> 8 * j & 0xffu);
+#endif
+}
+
+// In either half of a word, the largest of two of its four codes without signs; a NaN is passed over.
+VT_FN unsigned largest_codes(unsigned codes) {
+    codes &= ~((nans_of(codes) >> 7) * 0xffu);
+    return larger_pair<false>(codes & 0x007f007fu, codes >> 8 & 0x007f007fu);
+}
+
+struct Codes {
+    const unsigned char* codes;
+    i64 stride;
+    const float* scales;
+    float scale;
+    typedef uint2 Eight;
+    VT_MEMBER void begin(i64 tile) { scale = scales[tile]; }
+    VT_MEMBER Eight eight(i64 row, i64 column) const { return *(const uint2*)(codes + row * stride + column); }
+    VT_MEMBER void values(float (&v)[8], const Eight& raw) const {
+        widen_e4m3(v, raw.x);
+        widen_e4m3(v + 4, raw.y);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] *= scale;
+    }
+    VT_MEMBER unsigned largest(const Eight& raw) const {
+        unsigned pair = larger_pair<false>(largest_codes(raw.x), largest_codes(raw.y));
+        return larger(pair & 0xffffu, pair >> 16);
+    }
+    VT_MEMBER unsigned size(unsigned top) const { return (unsigned)vt_bits(vt_abs(through_scale(top))); }
+    VT_MEMBER void value(float (&v)[1], i64 row, i64 column) const { v[0] = through_scale(codes[row * stride + column]); }
+    VT_MEMBER float through_scale(unsigned code) const { return e4m3_value(code) * scale; }
+};
+
+#define TILE_SIZES i64 rows, i64 width, i64 high, i64 wide
+#define TILE_RESULTS unsigned char *out, float *scales, i64 rule
+
+// A tile of SIDE x SIDE, 16 lanes across, in the registers of 256 threads; rows are whole vectors.
+template <class SOURCE> VT_FN void cast_tile(SOURCE source, TILE_SIZES, TILE_RESULTS) {
+    __shared__ unsigned tops[8];
+    i64 across = (width + SIDE - 1) / SIDE, down = blockIdx.x / across, tile = blockIdx.x;
+    i64 row = down * SIDE + (threadIdx.x >> 4), column = (tile - down * across) * SIDE + (threadIdx.x & 15) * 8;
+    int left = column < width && row < rows ? (int)(rows - row < SIDE ? rows - row : SIDE) : 0;  // rows from mine on
+    typename SOURCE::Eight raw[STEPS];
+    source.begin(tile);
+#pragma unroll
+    for (int d = 0; d < STEPS; ++d)
+        if (16 * d < left) raw[d] = source.eight(row + 16 * d, column);
+    unsigned top = 0;
+#pragma unroll
+    for (int d = 0; d < STEPS; ++d)
+        if (16 * d < left) top = larger(top, source.largest(raw[d]));
+    float scale = e4m3_cast_scale(source.size(largest_of_block(top, tops)), (int)rule), inverse = 1.0f / scale;
+    if (threadIdx.x == 0) scales[tile] = scale;
+#pragma unroll
+    for (int d = 0; d < STEPS; ++d) {
+        if (16 * d >= left) continue;
+        float v[8], q[8];
+        source.values(v, raw[d]);
+        products(q, v, inverse);
+        store_e4m3(out, (row + 16 * d) * width + column, q, 0x7fu);
+    }
+}
+
+// A tile of high x wide by eight warps, a row each at a time.
+template <class SOURCE> VT_FN void cast_tile_any(SOURCE source, TILE_SIZES, TILE_RESULTS) {
+    __shared__ unsigned tops[8];
+    i64 across = (width + wide - 1) / wide, down = blockIdx.x / across, tile = blockIdx.x;
+    i64 row = down * high, column = (tile - down * across) * wide;
+    i64 some = rows - row < high ? rows - row : high, beside = width - column < wide ? width - column : wide;
+    source.begin(tile);
+    float v[1];
+    unsigned top = 0;
+    for (i64 r = threadIdx.x >> 5; r < some; r += 8)
+        for (i64 c = threadIdx.x & 31; c < beside; c += 32) {
+            source.value(v, row + r, column + c);
+            top = larger(top, largest_of(v, false));
+        }
+    float scale = e4m3_cast_scale(largest_of_block(top, tops), (int)rule), inverse = 1.0f / scale;
+    if (threadIdx.x == 0) scales[tile] = scale;
+    for (i64 r = threadIdx.x >> 5; r < some; r += 8)
+        for (i64 c = threadIdx.x & 31; c < beside; c += 32) {
+            source.value(v, row + r, column + c);
+            v[0] *= inverse;
+            store_e4m3(out, (row + r) * width + column + c, v, 0x7fu);
+        }
+}
+
+#define TILE_ARGUMENTS rows, width, high, wide, out, scales, rule
+#define TILE_OF_FLOATS(NAME, CAST, SOURCE)                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) NAME(TILE_SIZES, const void* x, i64 stride, i64 kind,            \
+                                                           TILE_RESULTS) {                                             \
+        CAST(SOURCE, TILE_ARGUMENTS);                                                                                  \
+    }
+#define TILE_OF_CODES(NAME, CAST)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256) NAME(TILE_SIZES, const unsigned char* codes,                     \
+                                                           const float* before, TILE_RESULTS) {                        \
+        CAST((Codes{codes, width, before, 0.0f}), TILE_ARGUMENTS);                                                     \
+    }
+TILE_OF_FLOATS(cast_tile_bf16, cast_tile, (Brains{(const uint4*)x, stride}))
+TILE_OF_FLOATS(cast_tile_v8, cast_tile, (Floats{x, stride, (int)kind}))
+TILE_OF_FLOATS(cast_tile_any_floats, cast_tile_any, (Floats{x, stride, (int)kind}))
+TILE_OF_CODES(requant_tile_v8, cast_tile)
+TILE_OF_CODES(requant_tile_any, cast_tile_any)
+
+// Scales [M, G] turned, in tiles of 32 x 32: element (m, c) of the result is at m * row_step + c * column_step; rows up
+// to `padded` are 0. Packed, an element is the exponents of four groups.
+extern "C" __global__ void __launch_bounds__(256) scale_columns(
+    i64 rows, i64 groups, i64 columns, const float* scales, i64 stride, unsigned* out, i64 row_step, i64 column_step,
+    i64 padded, i64 packed) {
+    __shared__ unsigned turned[32][33];
+    i64 across = (columns + 31) >> 5, down = blockIdx.x / across;
+    i64 row = down << 5, column = (blockIdx.x - down * across) << 5;
+    int x = threadIdx.x & 31, y = threadIdx.x >> 5;
+    for (int r = y; r < 32; r += 8) {
+        unsigned word = 0;
+        if (row + r < rows && column + x < columns) {
+            const unsigned* from = (const unsigned*)scales + (row + r) * stride;
+            if (!packed) word = from[column + x];
+            else
+                for (int j = 0; j < 4 && (column + x) * 4 + j < groups; ++j)
+                    word |= (from[(column + x) * 4 + j] >> 23 & 0xffu) << 8 * j;
+        }
+        turned[r][x] = word;
+    }
+    __syncthreads();
+    for (int c = y; c < 32; c += 8)
+        if (row + x < padded && column + c < columns) out[(row + x) * row_step + (column + c) * column_step] = turned[x][c];
+}

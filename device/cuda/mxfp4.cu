@@ -1,0 +1,382 @@
+// MXFP4, e2m1 codes under a power of two for each block of 32, and the rotations before a quantiser: Hadamard matrices,
+// the fast transform, products of short vectors with a matrix that end in MXFP4 or NVFP4.
+//
+// The ladder of the quantiser:
+// 1. mx_v8: four lanes a block; 16-byte loads and four-byte stores where the addresses allow them.
+// 2. mx_bf16_deep: four vectors of bfloat16 under way a thread, maxima taken of pairs as they lie in memory; each of a
+//    block's four lanes finds the exponent of one of four blocks.
+// That of the transform:
+// 1. transform_few: a thread a row.
+// 2. transform: 32 elements a thread, so that five levels need no other thread, and up to three rounds of those, with
+//    shared memory between them.
+// That of the rotation:
+// 1. A thread owns 16 x 2 sums; the matrix's part of a chain is in its registers, rows come from shared memory as
+//    broadcasts of four. The sums' order is the mirror's, so that tensor cores, which have one of their own, are no help,
+//    and the products, not the bytes, take the time.
+#include "fp4.cuh"
+#include "fp8_scales.cuh"
+
+#define DEPTH 4  // vectors a thread of mx_bf16_deep, device/mxfp4.py
+#define BLOCK 32
+#define TINY vt_float(0x322bcc77)  // float32(1e-8)
+
+// The exponent's byte of a block that is `top` large: from 1.75 times a power of two on the next one.
+VT_FN unsigned mx_exponent(unsigned top) {
+    int byte = (int)((top + 0x200000u) >> 23) - 2;
+    return byte < 0 ? 0u : byte > 254 ? 254u : (unsigned)byte;
+}
+
+// 2^(127 - byte), for a byte below 255.
+VT_FN float mx_factor(unsigned byte) { return vt_float(byte == 254u ? 0x00400000 : (int)((254u - byte) << 23)); }
+
+VT_FN unsigned mx_word(float (&v)[8], float factor, bool native) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] *= factor;
+    return native ? e2m1_word<true>(v) : e2m1_word<false>(v);
+}
+
+VT_FN void put_bytes(unsigned char* out, unsigned word) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[j] = (unsigned char)(word >> 8 * j);
+}
+
+#define MX_PARAMETERS                                                                                                  \
+    i64 count, const void *x, i64 kind, unsigned char *out, unsigned char *scales, i64 native
+
+// per_row: vectors of a row; aligned: x may be read 16 bytes at a time, words: codes written four at a time.
+extern "C" __global__ void __launch_bounds__(256) mx_v8(MX_PARAMETERS, i64 per_row, i64 stride, i64 aligned, i64 words) {
+    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    bool inside = at < count;
+    float v[8];
+    unsigned top = 0;
+    if (inside) {
+        i64 row = at / per_row, from = row * stride + (at - row * per_row) * 8;
+        if (aligned) load(v, x, from, (int)kind);
+        else
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                float one[1];
+                load(one, x, from + j, (int)kind);
+                v[j] = one[0];
+            }
+        top = largest_of(v, false);
+    }
+    unsigned byte = mx_exponent(largest_of_lanes(top, 4));
+    if (!inside) return;
+    unsigned word = mx_word(v, mx_factor(byte), native != 0);
+    if (words) ((unsigned*)out)[at] = word;
+    else put_bytes(out + at * 4, word);
+    if ((at & 3) == 0) scales[at >> 2] = (unsigned char)byte;
+}
+
+// Contiguous bfloat16, no code of -0.
+extern "C" __global__ void __launch_bounds__(256) mx_bf16_deep(MX_PARAMETERS) {
+    unsigned first = blockIdx.x * (256 * DEPTH) + threadIdx.x;
+    int left = first < (unsigned)count ? (int)((unsigned)count - first) : 0;  // this one is inside where d * 256 < left
+    const uint4* vectors = (const uint4*)x + first;
+    unsigned* words = (unsigned*)out + first;
+    uint4 raw[DEPTH];
+    unsigned tops[DEPTH], pairs[DEPTH / 2];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (d * 256 < left) raw[d] = vectors[d * 256];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) tops[d] = d * 256 < left ? largest_pair<false>(raw[d]) : 0u;
+#pragma unroll
+    for (int p = 0; p < DEPTH / 2; ++p) {
+        unsigned a = tops[2 * p], b = tops[2 * p + 1];
+        pairs[p] = larger_pair<false>((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
+        pairs[p] = larger_pair<false>(pairs[p], __shfl_xor_sync(FULL_WARP, pairs[p], 2));
+        pairs[p] = larger_pair<false>(pairs[p], __shfl_xor_sync(FULL_WARP, pairs[p], 1));
+    }
+    int own = threadIdx.x & 3;
+    unsigned pair = own & 2 ? pairs[1] : pairs[0], byte = mx_exponent(own & 1 ? pair & 0xffff0000u : pair << 16);
+    if (own * 256 < left) scales[(first + own * 256) >> 2] = (unsigned char)byte;
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        unsigned found = __shfl_xor_sync(FULL_WARP, byte, own ^ d);
+        if (d * 256 >= left) continue;
+        float v[8];
+        widen(v, Raw<8>{raw[d], raw[d]}, BF16);
+        words[d * 256] = mx_word(v, mx_factor(found), false);
+    }
+}
+
+VT_FN unsigned parity_of(unsigned bits) {
+    bits ^= bits >> 16;
+    bits ^= bits >> 8;
+    bits ^= bits >> 4;
+    return 0x6996u >> (bits & 15u) & 1u;
+}
+
+// Sylvester's matrix of 1 << log2n columns, eight elements a thread (fewer where a row has fewer); unit: the bits of
+// n^-0.5 in bfloat16; wide: 16-byte stores.
+extern "C" __global__ void __launch_bounds__(256) hadamard_matrix(i64 log2n, i64 count, i64 unit, unsigned short* out, i64 wide) {
+    i64 first = ((i64)blockIdx.x * 256 + threadIdx.x) * 8;
+    if (first >= count) return;
+    if (!wide) {
+        for (i64 at = first; at < first + 8 && at < count; ++at) {
+            unsigned row = (unsigned)(at >> log2n), column = (unsigned)(at & ((1ll << log2n) - 1));
+            out[at] = (unsigned short)((unsigned)unit | parity_of(row & column) << 15);
+        }
+        return;
+    }
+    unsigned row = (unsigned)(first >> log2n), column = (unsigned)(first & ((1ll << log2n) - 1)), w[4];
+    unsigned sign = parity_of(row & column);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        unsigned low = sign ^ (i & 1 ? row >> 1 & 1u : 0u) ^ (i & 2 ? row >> 2 & 1u : 0u);
+        w[i] = ((unsigned)unit | low << 15) | ((unsigned)unit | (low ^ (row & 1u)) << 15) << 16;
+    }
+    *(uint4*)(out + first) = {w[0], w[1], w[2], w[3]};
+}
+
+// Rows of 1 to 16 elements, one a thread.
+extern "C" __global__ void __launch_bounds__(256) transform_few(i64 rows, i64 width, const void* x, i64 kind, void* out, float factor) {
+    i64 row = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (row >= rows) return;
+    float v[16], one[1];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+        v[j] = 0.0f;
+        if (j < width) {
+            load(one, x, row * width + j, (int)kind);
+            v[j] = one[0];
+        }
+    }
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2)
+        if (step < width)
+#pragma unroll
+            for (int j = 0; j < 16; ++j)
+                if (!(j & step)) {
+                    float low = v[j], high = v[j + step];
+                    v[j] = low + high;
+                    v[j + step] = low - high;
+                }
+#pragma unroll
+    for (int j = 0; j < 16; ++j)
+        if (j < width) {
+            one[0] = v[j] * factor;
+            store(out, row * width + j, one, (int)kind);
+        }
+}
+
+// `levels` of butterflies over neighbours 1, 2, 4 ... of v.
+VT_FN void butterflies(float (&v)[32], int levels) {
+#pragma unroll
+    for (int level = 0; level < 5; ++level)
+        if (level < levels)
+#pragma unroll
+            for (int j = 0; j < 32; ++j)
+                if (!(j >> level & 1)) {
+                    float low = v[j], high = v[j + (1 << level)];
+                    v[j] = low + high;
+                    v[j + (1 << level)] = low - high;
+                }
+}
+
+// Element q of a thread that holds `levels` levels of a row: neighbours of those levels are `step` apart, and parts that
+// know nothing of each other `part`.
+VT_FN int apart(int q, int levels, int step, int part) { return (q & ((1 << levels) - 1)) * step + (q >> levels) * part; }
+
+// Rows of 1 << log2n >= 32 elements, of 32 each that a thread takes at a time, in as many rounds of up to five levels as
+// they have. Between rounds element n of a row is at n + n / 32 in shared memory, where a warp's are in different banks.
+VT_FN void transform(i64 rows, int log2n, int threads, const void* x, int kind, void* out, float factor, float* memory) {
+    int size = 1 << log2n, pieces = size >> 5, within = (int)threadIdx.x / threads;
+    int first = (int)threadIdx.x - within * threads;
+    i64 row = (i64)blockIdx.x * ((int)blockDim.x / threads) + within;
+    float* values = memory + within * (33 * pieces);
+    bool inside = row < rows;
+    for (int from = 0; from < log2n; from += 5) {
+        int levels = log2n - from < 5 ? log2n - from : 5, below = (1 << from) - 1;
+        bool last = from + 5 >= log2n;
+        int step = from ? 33 << (from - 5) : 1, part = pieces < 32 ? pieces : (pieces >> 5) * 33;
+#pragma unroll 1
+        for (int t = first; t < pieces; t += threads) {
+            float v[32];
+            int start = (t & ~below) << levels | (t & below);
+            float* at = values + start + (start >> 5);
+            i64 there = row * size + start;
+            if (from) {
+#pragma unroll
+                for (int q = 0; q < 32; ++q) v[q] = at[apart(q, levels, step, part)];
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float eight[8] = {};
+                    if (inside) load(eight, x, there + 8 * i, kind);
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) v[8 * i + j] = eight[j];
+                }
+            }
+            butterflies(v, levels);
+            if (!last) {
+#pragma unroll
+                for (int q = 0; q < 32; ++q) at[apart(q, levels, step, part)] = v[q];
+            } else if (inside) {
+#pragma unroll
+                for (int q = 0; q < 32; ++q) {
+                    const float one[1] = {v[q] * factor};
+                    store(out, there + apart(q, levels, 1 << from, pieces), one, kind);
+                }
+            }
+        }
+        if (!last) __syncthreads();
+    }
+}
+
+#define TRANSFORM(NAME, ASSUMED)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(512, 1) NAME(i64 rows, i64 log2n, i64 threads, const void* x, i64 kind,  \
+                                                           void* out, float factor) {                                  \
+        VT_SHARED(memory);                                                                                             \
+        VT_ASSUME(ASSUMED);                                                                                            \
+        transform(rows, (int)log2n, (int)threads, x, (int)kind, out, factor, (float*)memory);                          \
+    }
+TRANSFORM(transform_16, (int)kind != F32)
+TRANSFORM(transform_32, (int)kind == F32)
+
+#define ROTATED 4096  // sums of 128 threads, device/mxfp4.py
+#define CHAIN 16      // products of a chain of the mirror's order
+#define PITCH 33      // between blocks of 32 sums in shared memory: lanes that read one each are in different banks
+
+enum { QUEST = 0, ABS_MAX = 1 };  // device/mxfp4.py: METHODS
+
+// A block's sums as MXFP4: the byte of its scale, and codes in w.
+VT_FN unsigned mx_of_sums(unsigned (&w)[4], const float* y, int method) {
+    float statistic;
+    if (method == ABS_MAX) {
+        unsigned top = 0;
+        for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[j]) & 0x7fffffffu);
+        statistic = vt_float((int)top) + TINY;
+    } else {
+        float sum = 0.0f, squares = 0.0f;
+        for (int j = 0; j < BLOCK; ++j) {
+            sum += y[j];
+            squares += y[j] * y[j];
+        }
+        float mean = sum / 32.0f, variance = squares / 32.0f - mean * mean;
+        float deviation = variance < 0.0f ? 1.0f : sqrtf(variance);
+        statistic = deviation * vt_float(0x3ef96285)  /* float32(2.92247856 / 6) */ + TINY;
+    }
+    unsigned byte = (unsigned)vt_bits(statistic) >> 23 & 0xffu;
+    float factor = byte == 255u ? VT_NAN : mx_factor(byte), v[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = method == ABS_MAX ? y[8 * i + j] * 3.0f : y[8 * i + j];
+        w[i] = mx_word(v, factor, false);
+    }
+    return byte;
+}
+
+// 16 sums as NVFP4: the code of their scale, and theirs in two words.
+VT_FN unsigned nv_of_sums(unsigned* w, const float* y, float global) {
+    float size = 0.0f, back = global == 0.0f ? 0.0f : 1.0f / global, v[8];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) size = fmaxf(size, vt_abs(y[j]));
+    unsigned code = e4m3_code(global * (size * vt_float(0x3e2aaaab)));
+    float step = e4m3_value(code) * back, factor = step == 0.0f ? 0.0f : 1.0f / step;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = y[8 * i + j];
+        w[i] = mx_word(v, factor, false);
+    }
+    return code;
+}
+
+// ROTATED elements of x, contiguous, as vectors of R: each times h. Thread (p, g) has columns 2 p and 2 p + 1 of vectors
+// g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in different banks.
+template <int R, class F> VT_FN void rotate(i64 count, const unsigned short* x, const unsigned* h, i64 aligned, F&& quantise) {
+    constexpr int PAIRS = R / 2, GROUPS = 128 / PAIRS, STEP = R + 4, VECTORS = ROTATED / R;
+    __shared__ uint4 words[(VECTORS * STEP > 128 * PITCH ? VECTORS * STEP : 128 * PITCH) / 4];
+    float* memory = (float*)words;
+    i64 base = (i64)blockIdx.x * ROTATED;
+    int left = count - base < ROTATED ? (int)(count - base) : ROTATED, thread = (int)threadIdx.x;
+    for (int n = thread; n < ROTATED / 8; n += 128) {
+        float v[8] = {};
+        if (n * 8 < left) {
+            if (aligned) load(v, x, base + n * 8, BF16);
+            else
+#pragma unroll
+                for (int j = 0; j < 8; ++j) v[j] = widen_bf16(x[base + n * 8 + j]);
+        }
+        put(memory, n * 8 / R * STEP + n * 8 % R, narrow(v, F32), F32);
+    }
+    __syncthreads();
+    int pair = thread % PAIRS, group = thread / PAIRS;
+    float total[16][2];
+#pragma unroll
+    for (int m = 0; m < 16; ++m) total[m][0] = total[m][1] = 0.0f;
+#pragma unroll 1
+    for (int chain = 0; chain < R / CHAIN; ++chain) {
+        float a[CHAIN], b[CHAIN];
+#pragma unroll
+        for (int k = 0; k < CHAIN; ++k) {
+            unsigned two = h[(chain * CHAIN + k) * PAIRS + pair];
+            a[k] = widen_bf16(two & 0xffffu);
+            b[k] = widen_bf16(two >> 16);
+        }
+#pragma unroll
+        for (int m = 0; m < 16; ++m) {
+            const uint4* row = (const uint4*)(memory + (m * GROUPS + group) * STEP + chain * CHAIN);
+            float first = 0.0f, second = 0.0f;
+#pragma unroll
+            for (int k = 0; k < CHAIN / 4; ++k) {
+                const uint4 bits = row[k];
+                const unsigned four[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    first = vt_fma(vt_float((int)four[i]), a[4 * k + i], first);
+                    second = vt_fma(vt_float((int)four[i]), b[4 * k + i], second);
+                }
+            }
+            total[m][0] += first, total[m][1] += second;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < 16; ++m) {
+        int at = (m * GROUPS + group) * R + 2 * pair;
+        float* to = memory + (at >> 5) * PITCH + (at & 31);
+        to[0] = total[m][0], to[1] = total[m][1];
+    }
+    __syncthreads();
+    if (thread * 32 < left) quantise(base / 32 + thread, memory + thread * PITCH, left - thread * 32);
+}
+
+VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide) {
+    if (wide && count == 4) *(uint4*)out = {w[0], w[1], w[2], w[3]};
+    else
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (i < count) put_bytes(out + 4 * i, w[i]);
+}
+
+#define ROTATE_PARAMETERS                                                                                              \
+    i64 count, const unsigned short *x, const unsigned *h, unsigned char *out, unsigned char *scales, i64 aligned, i64 wide
+#define ROTATE_MX(R)                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(128) rotate_mx_##R(ROTATE_PARAMETERS, i64 method) {                   \
+        rotate<R>(count, x, h, aligned, [&](i64 block, const float* y, int) {                                          \
+            unsigned w[4];                                                                                             \
+            scales[block] = (unsigned char)mx_of_sums(w, y, (int)method);                                              \
+            put_words(out + block * 16, w, 4, wide != 0);                                                              \
+        });                                                                                                            \
+    }
+#define ROTATE_NV(R)                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(128) rotate_nv_##R(ROTATE_PARAMETERS, const float* global) {          \
+        rotate<R>(count, x, h, aligned, [&](i64 block, const float* y, int left) {                                     \
+            unsigned w[4];                                                                                             \
+            scales[2 * block] = (unsigned char)nv_of_sums(w, y, global[0]);                                            \
+            if (left > 16) scales[2 * block + 1] = (unsigned char)nv_of_sums(w + 2, y + 16, global[0]);                \
+            put_words(out + block * 16, w, left > 16 ? 4 : 2, wide != 0);                                              \
+        });                                                                                                            \
+    }
+ROTATE_MX(32)
+ROTATE_MX(64)
+ROTATE_MX(128)
+ROTATE_NV(16)
+ROTATE_NV(32)
+ROTATE_NV(64)
+ROTATE_NV(128)

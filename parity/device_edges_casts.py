@@ -1,0 +1,172 @@
+"""Edge shapes of casts to FP8 and FP4, of microscaling formats, and of what DeepGEMM's experts need around products."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+_KINDS = ("bfloat16", "float16", "float32")
+_POWERS = (None, "bits", "log2")
+
+
+def _draw(*shape: int, seed: int = 0) -> np.ndarray:
+    """Floats of sizes from 2^-12 to 2^12."""
+    rng = np.random.default_rng((*shape, seed))
+    return (rng.standard_normal(shape) * np.exp2(rng.integers(-12, 12, shape))).astype(np.float32)
+
+
+def _just_above_powers(limit: float, exponents, steps) -> np.ndarray:
+    """[R, 128] whose rows' scales, the largest value over `limit`, lie `steps` ulps above powers of two."""
+    x = _draw(len(exponents) * len(steps), 128) * np.float32(2.0**-40)
+    powers = np.exp2(np.repeat(exponents, len(steps)).astype(np.float64))
+    x[:, 5] = powers * (1 + np.tile(steps, len(exponents)) * 2.0**-23) * limit
+    return x
+
+
+_ABOVE = (0, 1, 2, 3, 5, 6, 11, 12, 22, 23)
+_EXPONENTS = (-22, -17, -16, -9, -8, -5, -4, -3, -2, -1, 0, 1, 2, 4, 8, 16, 32, 64, 110)
+
+
+def _middles(kind) -> np.ndarray:
+    """[4, 64]: the middles of neighbouring codes of e2m1 and their neighbours, at scales of 1 and 1/4."""
+    middle = np.array([0.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 1e-30])
+    x = np.concatenate([middle, np.nextafter(middle.astype(kind), kind(9)), np.nextafter(middle.astype(kind), kind(0))])
+    x = np.concatenate([x, -x, [-0.0, np.nan, 6.0, 6.0]]).astype(kind)
+    return np.stack([x, x[::-1], x * kind(0.25), x * kind(-0.25)])
+
+
+def _groups(axes: dict, size: int) -> dict:
+    return axes | {"group_size": size, "G": -(-axes["K"] // size)}
+
+
+def _tiles(axes: dict, high: int = 128, wide: int = 128) -> dict:
+    blocks = {"R": -(-axes["M"] // high), "C": -(-axes["K"] // wide)}
+    return axes | blocks | ({} if high == wide == 128 else {"block_m": high, "block_k": wide})
+
+
+def _token(M: int, K: int, **more) -> dict:
+    return {"M": M, "K": K, "G": -(-K // 128), **more}
+
+
+_LARGE = {"x": np.tile(_draw(130, 256), (1, 16)).astype(ml_dtypes.bfloat16)}
+"""More vectors than small kernels are taken for."""
+
+_ROUNDINGS = ("vt", "vllm_native")
+_CODES = np.arange(1 << 16, dtype=np.uint16)
+_HALVES = np.where((_CODES & 0x7FFF) > 0x7F80, _CODES | 0x40, _CODES).astype(np.uint16).view(ml_dtypes.bfloat16)
+"""Every bfloat16; a host's fmaxf does not pass over a signalling NaN."""
+
+
+def _around() -> np.ndarray:
+    """Blocks of 32 whose largest elements lie around 1.75 times each power of two, and at it."""
+    x = np.zeros((3 * 280, 32), np.float32)
+    size = np.float32(1.75) * np.exp2(np.arange(-150, 128)).astype(np.float32)
+    size = np.concatenate([size, np.float32([3.4e38, 0])])
+    for part, top in enumerate((size, np.nextafter(size, np.float32(0)), size / np.float32(1.75))):
+        x[part * 280 : part * 280 + 280] = top[:, None] * np.float32(np.linspace(-1, 1, 32))
+    return x.reshape(-1)
+
+
+_AROUND = _around()
+
+
+def _identity(size: int) -> np.ndarray:
+    return np.eye(size).astype(ml_dtypes.bfloat16)
+
+
+def _zeros_and_more(rows: int, width: int) -> np.ndarray:
+    """Blocks of zeros, of equal elements, with a NaN, with an infinity."""
+    x = _draw(rows, width)
+    x[0, :32], x[0, 32:64], x[1, 40], x[2, 70] = 0, 3, np.nan, np.inf
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def _quantised(K: int, N: int, size: int, quant_type: str, **more) -> dict:
+    return {"K": K, "N": N, "G": 1 if size == -1 else K // size, "group_size": size, "quant_type": quant_type, **more}
+
+
+def _ranges(kind) -> np.ndarray:
+    """[64, 40]: groups of 16 of zeros, of one sign, of ties, beyond the dtype's range, of tiny numbers."""
+    x = _draw(64, 40) / 64
+    x[:16, 0], x[:16, 1], x[:16, 2] = 0, 1, -1
+    x[:, 3], x[:, 4] = np.tile(np.arange(-8, 8), 4) * 0.5, np.tile(np.arange(16), 4) * 0.5
+    x[:, 5] = np.tile([-6e4, 6e4] if kind is np.float16 else [-3e38, 3e38], 32)
+    x[:, 6] = np.tile([-3e-8, 6e-8] if kind is np.float16 else [-1e-42, 3e-42], 32)
+    return np.clip(x, np.finfo(kind).min, np.finfo(kind).max).astype(kind)
+
+
+EDGES: dict[str, list[dict]] = {
+    "per_token_cast_to_fp8": [
+        *(_token(5, K, x=kind, ue8m0=how) for K in (384, 200, 7) for kind in _KINDS for how in _POWERS),
+        _token(130, 4096, ue8m0="log2", **_LARGE),
+        *(_token(190, 128, x=_just_above_powers(448, _EXPONENTS, _ABOVE), ue8m0=how) for how in ("bits", "log2")),
+        _token(0, 256), _token(2, 0), _token(2, 256, x=np.zeros((2, 256), np.float32)),
+    ],
+    "per_token_cast_to_fp4": [
+        *(_groups({"M": 5, "K": 256, "x": kind, "ue8m0": how}, 32) for kind in _KINDS for how in _POWERS),
+        *(_groups({"M": 3, "K": K, "x": "bfloat16"}, size) for K, size in ((256, 8), (256, 256), (70, 32), (96, 48))),
+        _groups({"M": 130, "K": 4096, **_LARGE}, 32),
+        *(_groups({"M": 4, "K": 64, "x": _middles(kind), "ue8m0": how}, size)
+          for kind in (np.float32, np.float16) for how in ("bits", None) for size in (64, 6)),
+        _groups({"M": 0, "K": 64}, 32), _groups({"M": 2, "K": 0}, 32),
+    ],
+    "per_block_cast_to_fp8": [
+        *(_tiles({"M": M, "K": K, "x": kind, "ue8m0": how})
+          for M, K in ((130, 136), (40, 264), (3, 5)) for kind, how in zip(_KINDS, _POWERS)),
+        *(_tiles({"M": 9, "K": 40, "x": kind}, high, wide)
+          for kind in _KINDS for high, wide in ((1, 40), (4, 7), (128, 64))),
+        _tiles({"M": 0, "K": 8}), _tiles({"M": 8, "K": 0}),
+    ],
+    "requant_weight_ue8m0": [
+        *(_tiles({"M": M, "K": K, "ue8m0": how})
+          for M, K in ((130, 136), (40, 264), (3, 5)) for how in ("bits", "log2")),
+        *(_tiles({"M": 128, "K": K, "weight": np.tile(np.arange(256, dtype=np.uint8), (128, 1))[:, :K]})
+          for K in (256, 250)),
+        *(_tiles({"M": 9, "K": 40}, high, wide) for high, wide in ((1, 40), (4, 7))), _tiles({"M": 0, "K": 8}),
+    ],
+    "transform_sf_layout": [
+        *({"M": M, "G": G, "C": -(-G // 4) if packed else G, "packed": packed}
+          for M, G in ((33, 56), (70, 130), (1, 4), (64, 1)) for packed in (False, True)),
+        {"M": 3, "G": 0, "C": 0},
+    ],
+    "quantize_weights": [
+        *(_quantised(K, N, size, quant_type, w=kind, zero_points_after_scales=after)
+          for (K, N, size), kind in zip(((128, 72, 64), (96, 37, 32), (130, 8, -1)), _KINDS)
+          for quant_type, after in (("uint4b8", False), ("uint8b128", False), ("uint2b2", False), ("uint4", False),
+                                    ("uint4", True), ("uint8", True))),
+        *(_quantised(64, 40, 16, quant_type, w=_ranges(kind)) for kind in (np.float16, np.float32)
+          for quant_type in ("uint3b4", "uint4")),
+        _quantised(4, 0, 2, "uint4b8"), _quantised(3, 5, 1, "uint8", w="bfloat16"),
+    ],
+    "mxfp4_quant": [
+        *({"...": (5,), "K": K, "x": kind, "rounding": rounding}
+          for K in (32, 160) for kind in _KINDS for rounding in _ROUNDINGS),
+        {"...": (130,), "K": 4096, **_LARGE}, {"...": (131,), "K": 4096, "x": _LARGE["x"][np.arange(131) % 130]},
+        *({"...": (len(_AROUND) // 32,), "K": 32, "x": _AROUND.reshape(-1, 32), "rounding": rounding}
+          for rounding in _ROUNDINGS),
+        {"...": (128,), "K": 4096, "x": np.tile(_HALVES, 8).reshape(128, 4096)},
+        {"...": (0,), "K": 32}, {"...": (2,), "K": 0}, {"...": (), "K": 96, "x": "bfloat16"},
+    ],
+    "hadamard": [{"n": n} for n in (2, 4, 8, 16, 64, 256)],
+    "hadacore_transform": [
+        *({"...": (3,), "K": K, "x": kind}
+          for K, kind in zip((1, 2, 4, 8, 16, 32, 128, 512, 1024, 2048, 4096, 32768), 4 * _KINDS)),
+        *({"...": (300,), "K": K, "x": "bfloat16"} for K in (16, 32, 64)),
+        {"...": (5,), "K": 256, "x": "float32"}, {"...": (0,), "K": 64}, {"...": (), "K": 8192, "x": "bfloat16"},
+    ],
+    "fused_quantize_mx": [
+        *({"...": (rows,), "K": K, "R": R, "method": method}
+          for rows, K, R in ((33, 160, 32), (3, 2048, 64), (9, 512, 128)) for method in ("quest", "abs_max")),
+        *({"...": (3,), "K": 128, "R": 32, "x": _zeros_and_more(3, 128), "h": _identity(32), "method": method}
+          for method in ("quest", "abs_max")),
+        {"...": (0,), "K": 64, "R": 32}, {"...": (2,), "K": 0, "R": 64}, {"...": (), "K": 128, "R": 64},
+    ],
+    "fused_quantize_nv": [
+        *({"...": (rows,), "K": K, "R": R}
+          for rows, K, R in ((29, 144, 16), (33, 160, 32), (3, 2048, 64), (9, 512, 128))),
+        {"...": (3,), "K": 128, "R": 16, "x": _zeros_and_more(3, 128), "h": _identity(16),
+         "input_global_scale": np.float32([0])},
+        {"...": (0,), "K": 64, "R": 32}, {"...": (), "K": 16, "R": 16}, {"...": (), "K": 48, "R": 16},
+    ],
+}  # fmt: skip
+"""Axes as in `Contract.examples`, by op."""
