@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from .device_edges_chunks import starts
@@ -26,6 +27,13 @@ _EACH = {"D": "float32", "dt_bias": "float32", "initial_states": "float32"}
 def _rows(heads: int, width: int) -> np.ndarray:
     """D with a number for each channel."""
     return np.linspace(-1, 1, heads * width, dtype=np.float32).reshape(heads, width)
+
+
+def _spoiled(tokens: int) -> np.ndarray:
+    """One head's inputs, the last token's not all numbers: NaN and infinity for tokens that are long done."""
+    x = np.random.Generator(np.random.PCG64(0)).standard_normal((tokens, 1, 64)).astype(ml_dtypes.bfloat16)
+    x[-1, 0, 3:5] = np.nan, np.inf
+    return x
 
 
 EDGES: dict[str, list[dict]] = {
@@ -60,11 +68,13 @@ EDGES: dict[str, list[dict]] = {
         _mamba(131, Q=128, H=1, P=64, G=1, N=128, **_X, z="bfloat16", D=_rows(1, 64)),
         _mamba(20, 70, Q=64, H=1, P=128, G=1, N=16, **_HALF, z="float16", initial_states="float16"),
         _mamba(0, 66, Q=192, H=1, P=64, G=1, N=96, **_HALF, D="float32"), _mamba(0, Q=64, H=1, P=64, G=1, N=64, **_X),
+        _mamba(130, Q=192, x=_spoiled(130), H=1, P=64, G=1, N=16),
     ],
     "ssd_recurrent": [
         _mamba(3, 0, 4, **_MAMBA, D="float32", z="float32", dt_bias="float32", dt_max=0.9),
         _mamba(1, 5, H=2, P=20, G=1, N=128, **_X, D=_rows(2, 20), z="bfloat16"), _mamba(0, **_MAMBA),
         _mamba(0, 6, H=4, P=16, G=2, N=64, **_HALF, dt_min=0.3), _mamba(4, H=1, P=3, G=1, N=9, **_X),
+        _mamba(5, H=1, P=5, G=1, N=128),
     ],
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op."""

@@ -8,13 +8,17 @@ import pytest
 from vtlab import oracle
 from vtlab.device import scratch
 from vtlab.device.errors import DeviceError
+from vtlab.models.engine import Engine
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes, assert_rel_l2
 from .device_edges_chunks import starts
 from .device_run import Emulated
-from .emulation import EmulatedRuntime
+from .emulated_arrays import emulated_arrays
+from .emulation import EmulatedRuntime, compiler
+from .generating_tiny import tiny_model
 from .scalar import draw
+from .test_models_recurrent import GREEDY, prompts
 
 CORES = {"H": 2, "P": 64, "G": 1, "N": 64, "kind": "bfloat16"}
 PLAIN = {"H": 4, "P": 5, "G": 2, "N": 9, "kind": "float32"}
@@ -191,3 +195,16 @@ def test_chunks_that_no_block_has_room_for(device):
     call = prompt(PLAIN, 3) | {"chunk_size": 5000}
     with pytest.raises(ContractError, match="chunk_size"):
         run(device, call)
+
+
+@pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mamba_2_goes_through_its_prompts(dtype):
+    """The tokens of the host, prompts cut where a step is full."""
+    room = {"num_blocks": 32, "block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 9}
+    texts = prompts(1, 13, 6)
+    want = Engine(tiny_model("mamba2", dtype), **room).generate(texts, GREEDY)
+    with emulated_arrays() as (emulated, machine):
+        got = Engine(tiny_model("mamba2", dtype).on(emulated), **room).generate(texts, GREEDY)
+        assert "ssd_recurrent_any" in machine.launched
+    assert [one.tokens for one in got] == [one.tokens for one in want]
