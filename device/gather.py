@@ -9,7 +9,7 @@ from .launch import start
 from .runtime import current
 from .units import heads_of, unit_of
 
-_THREADS, _MOST_ROWS, _BLOCKS, _UNITS = 256, 32, 1024, 4096
+_THREADS, MOST_ROWS, _BLOCKS, _UNITS = 256, 32, 1024, 4096
 """Rows a block: so many that about 1024 blocks or 4096 units of 16 bytes each are left, at most 32 (gather.cuh)."""
 
 _FAULTS = (
@@ -32,11 +32,7 @@ def gather(op, family, kernel, rows, src, dst, table, bounds, owners, starts) ->
     requests = [
         table, table.strides[0] // 4, table.shape[1], bounds, starts, owners, len(table), src.shape[0], size,
     ]  # fmt: skip
-    numbers = max(rows, len(bounds))
-    fault = first_fault(op, family, f"check_{kernel}", numbers, [rows, *requests])
-    if fault is not None:
-        argument, want = _FAULTS[fault >> 56]
-        raise ContractError(op, argument, _got(argument, fault & (1 << 56) - 1, bounds, starts), want)
+    check_requests(op, family, f"check_{kernel}", rows, requests)
     for offsets, (heads, head_steps), run in heads_of(
         list(zip(src.shape[2:], src.strides[2:], dst.strides[1:])), item, 2
     ):
@@ -47,13 +43,22 @@ def gather(op, family, kernel, rows, src, dst, table, bounds, owners, starts) ->
         lanes = heads * head_lanes
         if not lanes * rows * size:
             return
-        each = max(1, min(_MOST_ROWS, rows // _BLOCKS, _UNITS // lanes))
+        each = max(1, min(MOST_ROWS, rows // _BLOCKS, _UNITS // lanes))
         runtime = current()
         args = [
             rows, each, lanes, head_lanes, runtime.pointer(src) + offsets[0], src_block, src_row, src_head,
             runtime.pointer(dst) + offsets[1], dst_row, dst_head, *requests,
         ]  # fmt: skip
         start(op, family, f"{kernel}_{unit}", -(-rows // each), (_THREADS, 1), args)
+
+
+def check_requests(op, family, kernel, rows, requests) -> None:
+    """Refuse what `kernel` finds wrong with the kernels' REQUESTS of `rows` tokens, where the call may wait for it."""
+    bounds, starts = requests[3:5]
+    fault = first_fault(op, family, kernel, max(rows, len(bounds)), [rows, *requests])
+    if fault is not None:
+        argument, want = _FAULTS[fault >> 56]
+        raise ContractError(op, argument, _got(argument, fault & (1 << 56) - 1, bounds, starts), want)
 
 
 def _got(argument, number, bounds, starts) -> str:

@@ -68,7 +68,8 @@ _PROMISED = {
         "GEMM-MARLIN-W4A16": """gptq_marlin_repack awq_marlin_repack marlin_unpack marlin_permute_scales
             marlin_permute_bias marlin_zero_points awq_to_marlin_zero_points marlin_unpack_zero_points
             marlin_act_int8_process_scales marlin_int4_fp8_preprocess marlin_gemm nvfp4_marlin_process_scales
-            nvfp4_marlin_process_global_scale mxfp4_marlin_process_scales moe_wna16_marlin_gemm""",
+            nvfp4_marlin_process_global_scale mxfp4_marlin_process_scales apply_fp4_marlin_linear
+            moe_wna16_marlin_gemm""",
         "GEMM-W4A8": """w4a8_quantize_scales convert_packed_uint4b8_to_signed_int4 cutlass_encode_and_reorder_int4b
             cutlass_decode_int4b cutlass_pack_scale_fp8 w4a8_dequantize cutlass_w4a8_mm cutlass_w4a8_moe_mm""",
         "GEMM-NVFP4-W4A4": """scaled_fp4_quant dequantize_nvfp4 swizzle_blockscale cutlass_scaled_fp4_mm
@@ -135,7 +136,7 @@ ROWS: dict[str, Row] = _rows(
     ("GDN-SCRATCH", "gdn_chunk_states", "gated delta rule scratch planning"),
     ("GEMM-BF16", "matmul", "dense GEMM: bf16, f16, f32, batched, merged"),
     ("GEMM-CPU-ELEM", "matmul", "element-exact CPU GEMM"),
-    ("GEMM-DEEPGEMM", "fp8_casts fp8_blocks", "block-scaled fp8 GEMM"),
+    ("GEMM-DEEPGEMM", "fp8_casts fp8_blocks deep_gemm_moe", "block-scaled fp8 GEMM"),
     ("GEMM-FP8", "quant_fp8 quant_int8 fp8_weights fp8_matmul fp8_blocks", "fp8 and int8 quantisation, scaled GEMM"),
     ("GEMM-INT-LOWBIT", "wna16 act_order gptq awq machete allspark", "GPTQ, AWQ, int8 and int4 GEMM"),
     ("GEMM-MARLIN-W4A16", "marlin marlin_fp4 marlin_matmul", "Marlin 4-bit weight GEMM"),
@@ -144,7 +145,7 @@ ROWS: dict[str, Row] = _rows(
     ("GEMM-W4A8", "w4a8 w4a8_matmul", "4-bit weight, 8-bit activation GEMM"),
     ("KDA-DELTA", "kda kda_chunks kda_chunk_states", "Kimi delta attention"),
     ("KV-CACHE", "kv_cache kv_blocks kv_latent", "paged KV insert, gather, copy"),
-    ("KV-QUANT", "kv_quant kv_quant_heads kv_quant_latent", "quantised KV caches"),
+    ("KV-QUANT", "kv_quant kv_quant_heads kv_quant_latent kv_quant_fp4", "quantised KV caches"),
     ("MHC-SINKHORN", "mhc", "manifold-constrained hyper-connections"),
     ("MOE-QUANTIZED", "moe", "quantised fused experts"),
     ("MOE-ROUTING", "moe_routing", "top-k routing and permutation"),

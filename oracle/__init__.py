@@ -16,6 +16,12 @@ from .attention_merge import merge_attn_states
 from .awq import awq_dequantize, awq_gemm, triton_w4a16_gemm
 from .causal_conv import causal_conv1d_fwd, causal_conv1d_update, short_conv
 from .causal_conv_spec import causal_conv1d_update_spec
+from .deep_gemm_moe import (
+    ep_gather,
+    ep_scatter,
+    silu_mul_masked_quant,
+    silu_mul_per_token_group_quant_fp8_colmajor,
+)
 from .draws import gumbel_sample, random_sample
 from .elementwise import add, cast_bf16, cast_f32, embedding, mul_col_vec_f32, mul_scalar
 from .fp4 import dequantize_nvfp4, scaled_fp4_quant, swizzle_blockscale
@@ -27,7 +33,13 @@ from .fp8_blocks import (
     m_grouped_fp8_gemm_nt_masked,
     scaled_mm_block,
 )
-from .fp8_casts import per_block_cast_to_fp8, per_token_cast_to_fp8, requant_weight_ue8m0, transform_sf_layout
+from .fp8_casts import (
+    per_block_cast_to_fp8,
+    per_token_cast_to_fp4,
+    per_token_cast_to_fp8,
+    requant_weight_ue8m0,
+    transform_sf_layout,
+)
 from .fp8_matmul import cutlass_scaled_mm, cutlass_scaled_mm_azp, matmul_fp8_cublaslt, matmul_fp8_cutlass
 from .fp8_weights import requantize_with_max_scale, scaled_fp8_quant_static_group
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
@@ -44,6 +56,7 @@ from .kv_blocks import copy_blocks, cp_gather_cache, swap_blocks, swap_blocks_ba
 from .kv_cache import reshape_and_cache, reshape_and_cache_xpacked
 from .kv_latent import concat_and_cache_mla, gather_mla_cache
 from .kv_quant import dequantize_kv_fp8, reshape_and_cache_fp8
+from .kv_quant_fp4 import reshape_and_cache_nvfp4
 from .kv_quant_heads import (
     dequantize_kv_heads,
     dequantize_kv_int4,
@@ -71,7 +84,12 @@ from .marlin import (
     marlin_unpack_zero_points,
     marlin_zero_points,
 )
-from .marlin_fp4 import mxfp4_marlin_process_scales, nvfp4_marlin_process_global_scale, nvfp4_marlin_process_scales
+from .marlin_fp4 import (
+    apply_fp4_marlin_linear,
+    mxfp4_marlin_process_scales,
+    nvfp4_marlin_process_global_scale,
+    nvfp4_marlin_process_scales,
+)
 from .marlin_matmul import marlin_act_int8_process_scales, marlin_gemm, marlin_int4_fp8_preprocess
 from .matmul import batched_matmul, matmul, matmul_bt
 from .moe import moe_grouped_gemm
@@ -134,6 +152,7 @@ __all__ = [
     "allspark_w8a16_gemm",
     "apply_allowed_token_ids",
     "apply_bad_words",
+    "apply_fp4_marlin_linear",
     "apply_logit_bias",
     "apply_min_p",
     "apply_min_tokens",
@@ -181,6 +200,8 @@ __all__ = [
     "dynamic_scaled_int8_quant",
     "embedding",
     "embedding_quant",
+    "ep_gather",
+    "ep_scatter",
     "fp8_gemm_nt",
     "fused_qk_norm_rope",
     "fused_quantize_mx",
@@ -264,6 +285,7 @@ __all__ = [
     "nvfp4_marlin_process_scales",
     "paged_attention",
     "per_block_cast_to_fp8",
+    "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
     "per_token_group_quant_fp8",
     "per_token_group_quant_int8",
@@ -282,6 +304,7 @@ __all__ = [
     "reshape_and_cache",
     "reshape_and_cache_fp8",
     "reshape_and_cache_int4",
+    "reshape_and_cache_nvfp4",
     "reshape_and_cache_per_token_head",
     "reshape_and_cache_xpacked",
     "rht",
@@ -312,6 +335,8 @@ __all__ = [
     "silu_and_mul_per_block_quant",
     "silu_and_mul_quant",
     "silu_mul_fp4_quant",
+    "silu_mul_masked_quant",
+    "silu_mul_per_token_group_quant_fp8_colmajor",
     "soft_cap",
     "sort_weights",
     "ssd_bmm_chunk",

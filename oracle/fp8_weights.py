@@ -35,6 +35,9 @@ def groups_fit(arguments, axes):
     scales_are("scale", scale)
 
 
+groups_fit.finite = ("scale",)
+
+
 @op(
     row=_ROW,
     args={
@@ -79,6 +82,9 @@ def shards_fit(arguments, axes):
         if not scale.size:
             raise refuse("weight_scale", "no scale", "one a shard")
         scales_are("weight_scale", scale[:1] if scale[-1] <= _UNSET else scale)
+
+
+shards_fit.finite = ("weight_scale",)
 
 
 @op(

@@ -46,6 +46,9 @@ def one_or_a_head(arguments, axes):
             scales_are(name, value)
 
 
+one_or_a_head.finite = ("k_scale", "v_scale", "scale")
+
+
 def put(cache, slots, token, codes):
     """cache[slot // BS, slot % BS] = codes, a row a token."""
     block, offset = np.divmod(slots[token], cache.shape[1])

@@ -45,6 +45,9 @@ def rows_are_finite(arguments, axes):
             raise refuse(name, "NaN or an infinity", "finite numbers")
 
 
+rows_are_finite.finite = ("key", "value")
+
+
 def half_away(nx, value):
     """value +- 0.5 in float32, cut: to nearest, halves away from zero, but where that sum rounds."""
     return np.trunc(single(nx, nx.add(value, nx.where(value >= 0, 0.5, -0.5))))

@@ -16,9 +16,12 @@ from vtlab.ops.table import Op, lookup, table
 from .device_edges_attention import EDGES as ATTENTION
 from .device_edges_casts import EDGES as CASTS
 from .device_edges_chunks import EDGES as CHUNKS
+from .device_edges_fp4 import EDGES as FP4
 from .device_edges_fp8 import EDGES as FP8
 from .device_edges_ggml import EDGES as GGML
+from .device_edges_int8 import EDGES as INT8
 from .device_edges_kv import EDGES as KV
+from .device_edges_kv_quant import EDGES as KV_QUANT
 from .device_edges_lowbit import EDGES as LOWBIT
 from .device_edges_matmul import EDGES as MATMUL
 from .device_edges_moe import EDGES as MOE
@@ -151,7 +154,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 700, "C": 2 * 3 * 64 + 9 * 64, "Hv": 9, "num_k_heads": 3, "head_k_dim": 64, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **CASTS, **CHUNKS, **FP8, **GGML, **KV, **LOWBIT, **ROPE, **MATMUL, **MOE, **QUANT, **RECURRENT, **SAMPLING,
+    **ATTENTION, **CASTS, **CHUNKS, **FP4, **FP8, **GGML, **INT8, **KV, **KV_QUANT, **LOWBIT, **ROPE, **MATMUL, **MOE, **QUANT, **RECURRENT, **SAMPLING,
     **SSD,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
@@ -159,7 +162,7 @@ EDGES: dict[str, list[dict]] = {
 MOVES = (
     "relu", "cast_bf16", "cast_f32", "qkv_split", "gdn_conv_split", "attn_gate_split", "reshape_and_cache",
     "reshape_and_cache_xpacked", "copy_blocks", "swap_blocks", "swap_blocks_batch", "cp_gather_cache",
-    "concat_and_cache_mla", "gather_mla_cache",
+    "concat_and_cache_mla", "gather_mla_cache", "cp_gather_indexer_k_quant_cache",
 )  # fmt: skip
 """Ops whose NaN payloads and signs are part of the contract, because they move bits; elsewhere a NaN is a NaN."""
 
@@ -242,9 +245,14 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
         return None
     if {"m_indices", "block_m"} & found.contract.args.keys() or found.bind((), arguments).get("is_sf_swizzled_layout"):
         return None
+    if any(isinstance(spec, Tensor) and spec.shape == "R C" for spec in found.contract.args.values()):
+        return None  # scales of groups of rows
     first = next(iter(found.contract.args))
+    if not isinstance(found.contract.args[first], Tensor):
+        return None
     tokens = ("...", "T", "M", found.contract.rows)
-    rows = arguments[first].shape[0] if found.contract.args[first].shape.split()[0] in tokens else 0
+    lined = arguments[first].ndim and found.contract.args[first].shape.split()[0] in tokens
+    rows = arguments[first].shape[0] if lined else 0
     if first == "table":
         rows = len(arguments["ids"])
     elif arguments[first].ndim < max(2, len(found.contract.args[first].shape.split())):
@@ -266,6 +274,6 @@ def halves(found: Op, arguments: dict[str, object]) -> tuple[dict[str, object], 
 
 def _carries_rows(spec: Tensor, value: np.ndarray, arguments: dict, first: str, tokens: tuple) -> bool:
     token = spec.shape.split()[0]
-    if token == "*":
+    if token == "*" and spec.shape != "* Cb":  # scales of `b`
         return value.ndim == arguments[first].ndim or (first == "sd" and value.ndim == 1)
     return token in tokens or (token == "S" and "slot_mapping" in arguments)

@@ -1,0 +1,72 @@
+// NVFP4 in a paged cache: e2m1 codes by slot, and e4m3 scales of 16 neighbours in the second part of their block.
+//
+// The ladder:
+// 1. nvfp4_v8: 8 elements of the key and of the value a thread, in registers from the load to the codes; two
+//    neighbouring lanes share a block of 16.
+// 2. nvfp4_bf16: maxima of a key and a value travel in one word; the even lane finds the key's scale and factor, with
+//    its division, the odd one the value's (fp4.cu).
+#include "kv_rows.cuh"
+
+#define FP4_SIXTH vt_float(0x3e2aaaab)  // float32(1 / 6)
+
+VT_FN float reciprocal_or_zero(float x) { return x == 0.0f ? 0.0f : 1.0f / x; }
+
+VT_FN void put_e2m1(unsigned char* to, const Raw<8>& raw, float factor, int kind, int unit) {
+    float v[8];
+    widen(v, raw, kind);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] *= factor;
+    put_word(to, e2m1_word<false>(v), unit);
+}
+
+VT_FN unsigned char* scale_byte(const Side& side, i64 page, i64 offset, i64 h) {
+    return (unsigned char*)side.scales + page * side.scale_block + offset * side.scale_row + h * side.scale_head;
+}
+
+// `lanes` threads, an even number, a head of a token; `quarter`: a fourth of the scales of a head of values.
+template <bool BRAIN>
+VT_FN void write_nvfp4(i64 rows, const Division& heads, const Division& lanes, const Heads& key, const Heads& value,
+                       const Side& keys, const Side& values, const float* k_scale, const float* v_scale, int quarter,
+                       int kind, const i64* slots, i64 page_size, i64 room) {
+    unsigned number = blockIdx.x * blockDim.x + threadIdx.x, row = lanes.of(number);
+    int first = 8 * (int)(number - row * lanes.d);
+    Target to(row, rows, heads, slots);
+    bool has_k = row < rows && first < key.width, has_v = row < rows && first < value.width, odd = threadIdx.x & 1;
+    Raw<8> k, v;
+    if (has_k) k = fetch_eight(key.x, key.at(to.token, to.head) + first, kind, key.aligned);
+    if (has_v) v = fetch_eight(value.x, value.at(to.token, to.head) + first, kind, value.aligned);
+    float global = 1.0f / (odd ? v_scale : k_scale)[0];
+    loads_are_under_way();
+    to.find(page_size, room);
+    unsigned top = own_maximum<BRAIN>(k, v, has_k, has_v, kind, 2);
+    unsigned code = e4m3_code(global * (vt_float((int)top) * FP4_SIXTH));
+    float factor = reciprocal_or_zero(e4m3_value(code) * reciprocal_or_zero(global));
+    float other = __shfl_xor_sync(FULL_WARP, factor, 1);
+    if (!to.stored) return;
+    if (has_k) put_e2m1(keys.at(to.page, to.offset, to.head) + (first >> 1), k, odd ? other : factor, kind, keys.unit);
+    if (has_v)
+        put_e2m1(values.at(to.page, to.offset, to.head) + (first >> 1), v, odd ? factor : other, kind, values.unit);
+    int group = first >> 4;
+    if (!odd && has_k) scale_byte(keys, to.page, to.offset, to.head)[group] = (unsigned char)code;
+    if (odd && has_v) {
+        int turn = group / quarter, t = (int)(to.offset & 3);
+        scale_byte(values, to.page, to.offset - t + turn, to.head)[(group - turn * quarter) * 4 + t] =
+            (unsigned char)code;
+    }
+}
+
+#define NVFP4_PARAMETERS                                                                                          \
+    i64 rows, DIVISION(heads), DIVISION(lanes), HEADS(key), HEADS(value), SIDE(keys), SIDE(values),               \
+        const float *k_scale, const float *v_scale, i64 quarter, i64 kind, const i64 *slots, i64 page_size, i64 room
+#define NVFP4_ARGUMENTS                                                                                           \
+    rows, THE_DIVISION(heads), THE_DIVISION(lanes), THE_HEADS(key), THE_HEADS(value), THE_SIDE(keys),             \
+        THE_SIDE(values), k_scale, v_scale, (int)quarter
+
+extern "C" __global__ void __launch_bounds__(256) nvfp4_bf16(NVFP4_PARAMETERS) {
+    write_nvfp4<true>(NVFP4_ARGUMENTS, BF16, slots, page_size, room);
+}
+extern "C" __global__ void __launch_bounds__(256) nvfp4_v8(NVFP4_PARAMETERS) {
+    write_nvfp4<false>(NVFP4_ARGUMENTS, (int)kind, slots, page_size, room);
+}
+
+SLOTS_KERNEL(kv_quant_fp4_slots_fit)

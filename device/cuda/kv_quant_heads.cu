@@ -1,0 +1,405 @@
+// A paged cache with a scale for each head of each token: int8 and e4m3 codes, and codes of four bits after a rotation.
+//
+// The ladder:
+// 1. heads_any, int4_any: a warp a head, element by element, for any width and address.
+// 2. heads_v8, heads_bf16, int4_v8, int4_bf16: a team of lanes a head, 8 elements of the key and 8 of the value each,
+//    in registers from the load to the codes; a row takes one trip to memory.
+// 3. What the whole team would compute alike, a scale's divisions, even lanes do for the key and odd ones for the
+//    value, and hand the other side its factor; extrema of bfloat16 travel two or four to a shuffle.
+// 4. rht_one, rht_four: 8 or 32 elements a lane, so that of the stages of a row of 128 five need no shuffle.
+#include "kv_rows.cuh"
+
+#define HEADS_FLOOR 1e-6f
+
+// By words of 64: bit i is set where element i keeps its sign.
+VT_FN unsigned signs_of_eight(int group) {
+    const u64 words = group < 8    ? 0x808035b16573590dull
+                      : group < 16 ? 0x6b7f5438a6443d6cull
+                      : group < 24 ? 0xabafc4414aa48b81ull
+                                   : 0xfa2043a0320b9848ull;
+    return (unsigned)(words >> 8 * (group & 7)) & 0xffu;
+}
+
+VT_FN float other_in_team(float x, int distance) { return __shfl_xor_sync(FULL_WARP, x, distance); }
+VT_FN unsigned other_in_team(unsigned x, int distance) { return __shfl_xor_sync(FULL_WARP, x, distance); }
+
+VT_FN float with_half(float y) { return y + (y >= 0.0f ? 0.5f : -0.5f); }
+
+VT_FN unsigned int8_half_away(float y) {
+    float t = with_half(y);
+    t = t < -128.0f ? -128.0f : t > 127.0f ? 127.0f : t;
+    return t != t ? 0u : (unsigned)(int)t & 0xffu;
+}
+
+// What the elements of a head become: a code a byte, and the scale.
+struct ByteCodes {
+    bool int8;
+    VT_MEMBER float scale(unsigned top) const {
+        float size = vt_float((int)top);
+        return vt_maximum(int8 ? size / 127.0f : over_largest(size), HEADS_FLOOR);
+    }
+    VT_MEMBER uint2 words(const float (&x)[8], float inverse) const {
+        float y[8];
+        products(y, x, inverse);
+        if (!int8) return e4m3_words(y);
+        uint2 words = {0u, 0u};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            words.x |= int8_half_away(y[j]) << 8 * j;
+            words.y |= int8_half_away(y[j + 4]) << 8 * j;
+        }
+        return words;
+    }
+    VT_MEMBER unsigned one(float x, float inverse) const {
+        float y = x * inverse;
+        return int8 ? int8_half_away(y) : e4m3_pair(y, 0.0f) & 0xffu;
+    }
+};
+
+// Where a team of 1 << shift lanes works: its row (a head of a token) and this lane's first element.
+struct Turn {
+    i64 row;
+    int first, lanes;
+    VT_MEMBER Turn(int shift)
+        : row((i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift)),
+          first(8 * (int)(threadIdx.x & ((1u << shift) - 1))), lanes(1 << shift) {}
+};
+
+#define HEADS_PARAMETERS                                                                                          \
+    i64 rows, DIVISION(heads), HEADS(key), HEADS(value), SIDE(keys), SIDE(values), i64 kind, i64 int8,            \
+        const i64 *slots, i64 page_size, i64 room
+#define HEADS_ARGUMENTS                                                                                           \
+    rows, THE_DIVISION(heads), THE_HEADS(key), THE_HEADS(value), THE_SIDE(keys), THE_SIDE(values)
+
+template <bool BRAIN>
+VT_FN void write_heads(i64 rows, const Division& heads, const Heads& key, const Heads& value, const Side& keys,
+                       const Side& values, const ByteCodes& codes, int kind, const i64* slots, i64 page_size, i64 room,
+                       int shift) {
+    const Turn turn(shift);
+    Target to(turn.row, rows, heads, slots);
+    bool has_k = turn.row < rows && turn.first < key.width, has_v = turn.row < rows && turn.first < value.width;
+    Raw<8> k, v;
+    if (has_k) k = fetch_eight(key.x, key.at(to.token, to.head) + turn.first, kind, key.aligned);
+    if (has_v) v = fetch_eight(value.x, value.at(to.token, to.head) + turn.first, kind, value.aligned);
+    loads_are_under_way();
+    to.find(page_size, room);
+    unsigned top = own_maximum<BRAIN>(k, v, has_k, has_v, kind, turn.lanes);
+    float scale = codes.scale(top), inverse = 1.0f / scale, other = other_in_team(inverse, 1);
+    if (!to.stored) return;
+    bool odd = threadIdx.x & 1;
+    if (turn.first < 16) *(odd ? values : keys).scale(to.page, to.offset, to.head) = scale;
+    float x[8];
+    if (has_k) {
+        widen(x, k, kind);
+        put_words(keys.at(to.page, to.offset, to.head) + turn.first, codes.words(x, odd ? other : inverse), keys.unit);
+    }
+    if (has_v) {
+        widen(x, v, kind);
+        put_words(values.at(to.page, to.offset, to.head) + turn.first, codes.words(x, odd ? inverse : other),
+                  values.unit);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) heads_bf16(HEADS_PARAMETERS, i64 shift) {
+    write_heads<true>(HEADS_ARGUMENTS, ByteCodes{int8 != 0}, BF16, slots, page_size, room, (int)shift);
+}
+extern "C" __global__ void __launch_bounds__(256) heads_v8(HEADS_PARAMETERS, i64 shift) {
+    write_heads<false>(HEADS_ARGUMENTS, ByteCodes{int8 != 0}, (int)kind, slots, page_size, room, (int)shift);
+}
+
+// One of a head's two rows, and where its codes and scale go.
+struct Half {
+    const void* x;
+    i64 begin;
+    int width;
+    unsigned char* bytes;
+    float* scale;
+    VT_MEMBER Half(const Target& to, const Heads& from, const Side& side)
+        : x(from.x), begin(from.at(to.token, to.head)), width(from.width),
+          bytes(side.at(to.page, to.offset, to.head)), scale(side.scale(to.page, to.offset, to.head)) {}
+};
+
+// Row `number / 2`: the key where the number is even, else the value.
+extern "C" __global__ void __launch_bounds__(256) heads_any(HEADS_PARAMETERS) {
+    i64 number = (i64)blockIdx.x * 8 + (threadIdx.x >> 5), row = number >> 1;
+    int lane = threadIdx.x & 31;
+    Target to(row, rows, THE_DIVISION(heads), slots);
+    to.find(page_size, room);
+    const Half half = number & 1 ? Half(to, THE_HEADS(value), THE_SIDE(values)) : Half(to, THE_HEADS(key), THE_SIDE(keys));
+    const ByteCodes codes{int8 != 0};
+    unsigned top = 0;
+    float x[1];
+    for (int at = lane; to.stored && at < half.width; at += 32) {
+        load(x, half.x, half.begin + at, (int)kind);
+        top = larger(top, largest_of(x, false));
+    }
+    top = largest_of_warp(top);
+    if (!to.stored) return;
+    float scale = codes.scale(top), inverse = 1.0f / scale;
+    if (lane == 0) *half.scale = scale;
+    for (int at = lane; at < half.width; at += 32) {
+        load(x, half.x, half.begin + at, (int)kind);
+        half.bytes[at] = (unsigned char)codes.one(x[0], inverse);
+    }
+}
+
+// Codes of 0 to 15 of a row between its least and its largest element.
+struct NibbleCodes {
+    float scale, inverse, zero;
+
+    VT_MEMBER NibbleCodes(float high, float low) {
+        scale = vt_maximum((high - low) / 15.0f, HEADS_FLOOR);
+        inverse = 1.0f / scale;
+        float z = truncf(with_half(-low / scale));
+        zero = z < 0.0f ? 0.0f : z > 15.0f ? 15.0f : z;
+    }
+    VT_MEMBER NibbleCodes(float inverse, float zero, int) : scale(0.0f), inverse(inverse), zero(zero) {}
+    VT_MEMBER float stored() const { return vt_float((vt_bits(scale) & ~15) | (int)zero); }
+    // What is under zero has half subtracted and is cut to zero; so it is with half added, once it is clamped.
+    VT_MEMBER unsigned one(float x) const {
+        float t = (x * inverse + zero) + 0.5f;
+        return (unsigned)(int)vt_minimum(vt_maximum(t, 0.0f), 15.0f);
+    }
+    VT_MEMBER unsigned word(const float (&x)[8]) const {
+        unsigned word = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) word |= one(x[j]) << 4 * j;
+        return word;
+    }
+};
+
+// The larger of two bfloat16, in either half of a word.
+VT_FN unsigned larger_signed_pair(unsigned a, unsigned b) {
+#ifdef __CUDACC__
+    unsigned c;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+#else
+    auto one = [](unsigned a, unsigned b) { return widen_bf16(a) > widen_bf16(b) ? a : b; };
+    return one(a & 0xffffu, b & 0xffffu) | one(a >> 16, b >> 16) << 16;
+#endif
+}
+
+// The largest element in the low half, the least one's opposite in the high half.
+VT_FN unsigned range_of(const uint4& w) {
+    unsigned high = larger_signed_pair(larger_signed_pair(w.x, w.y), larger_signed_pair(w.z, w.w));
+    unsigned low = larger_signed_pair(larger_signed_pair(w.x ^ 0x80008000u, w.y ^ 0x80008000u),
+                                      larger_signed_pair(w.z ^ 0x80008000u, w.w ^ 0x80008000u));
+    return larger_signed_pair((high & 0xffffu) | low << 16, high >> 16 | (low & 0xffff0000u));
+}
+
+VT_FN void widen_range(float& high, float& low, const float (&x)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        high = fmaxf(high, x[j]);
+        low = fminf(low, x[j]);
+    }
+}
+
+// The range of the key's row for even lanes, of the value's for odd ones.
+template <bool BRAIN>
+VT_FN NibbleCodes own_range(const Raw<8>& k, const Raw<8>& v, bool has_k, bool has_v, int kind, int lanes) {
+    bool odd = threadIdx.x & 1;
+    if (BRAIN) {
+        unsigned a = has_k ? range_of(k.a) : 0xff80ff80u, b = has_v ? range_of(v.a) : 0xff80ff80u;  // -inf
+        for (int m = lanes >> 1; m >= 1; m >>= 1) {
+            a = larger_signed_pair(a, other_in_team(a, m));
+            b = larger_signed_pair(b, other_in_team(b, m));
+        }
+        unsigned own = odd ? b : a;
+        return NibbleCodes(widen_bf16(own & 0xffffu), -widen_bf16(own >> 16));
+    }
+    float x[8], high[2] = {-VT_INF, -VT_INF}, low[2] = {VT_INF, VT_INF};
+    if (has_k) {
+        widen(x, k, kind);
+        widen_range(high[0], low[0], x);
+    }
+    if (has_v) {
+        widen(x, v, kind);
+        widen_range(high[1], low[1], x);
+    }
+    for (int m = lanes >> 1; m >= 1; m >>= 1) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            high[i] = fmaxf(high[i], other_in_team(high[i], m));
+            low[i] = fminf(low[i], other_in_team(low[i], m));
+        }
+    }
+    return NibbleCodes(odd ? high[1] : high[0], odd ? low[1] : low[0]);
+}
+
+template <bool BRAIN>
+VT_FN void write_int4(i64 rows, const Division& heads, const Heads& key, const Heads& value, const Side& keys,
+                      const Side& values, int kind, const i64* slots, i64 page_size, i64 room, int shift) {
+    const Turn turn(shift);
+    Target to(turn.row, rows, heads, slots);
+    bool has_k = turn.row < rows && turn.first < key.width, has_v = turn.row < rows && turn.first < value.width;
+    Raw<8> k, v;
+    if (has_k) k = fetch_eight(key.x, key.at(to.token, to.head) + turn.first, kind, key.aligned);
+    if (has_v) v = fetch_eight(value.x, value.at(to.token, to.head) + turn.first, kind, value.aligned);
+    loads_are_under_way();
+    to.find(page_size, room);
+    const NibbleCodes own = own_range<BRAIN>(k, v, has_k, has_v, kind, turn.lanes);
+    const NibbleCodes other(other_in_team(own.inverse, 1), other_in_team(own.zero, 1), 0);
+    if (!to.stored) return;
+    bool odd = threadIdx.x & 1;
+    if (turn.first < 16) *(odd ? values : keys).scale(to.page, to.offset, to.head) = own.stored();
+    float x[8];
+    if (has_k) {
+        widen(x, k, kind);
+        put_word(keys.at(to.page, to.offset, to.head) + (turn.first >> 1), (odd ? other : own).word(x), keys.unit);
+    }
+    if (has_v) {
+        widen(x, v, kind);
+        put_word(values.at(to.page, to.offset, to.head) + (turn.first >> 1), (odd ? own : other).word(x), values.unit);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) int4_bf16(HEADS_PARAMETERS, i64 shift) {
+    write_int4<true>(HEADS_ARGUMENTS, BF16, slots, page_size, room, (int)shift);
+}
+extern "C" __global__ void __launch_bounds__(256) int4_v8(HEADS_PARAMETERS, i64 shift) {
+    write_int4<false>(HEADS_ARGUMENTS, (int)kind, slots, page_size, room, (int)shift);
+}
+
+extern "C" __global__ void __launch_bounds__(256) int4_any(HEADS_PARAMETERS) {
+    i64 number = (i64)blockIdx.x * 8 + (threadIdx.x >> 5), row = number >> 1;
+    int lane = threadIdx.x & 31;
+    Target to(row, rows, THE_DIVISION(heads), slots);
+    to.find(page_size, room);
+    const Half half = number & 1 ? Half(to, THE_HEADS(value), THE_SIDE(values)) : Half(to, THE_HEADS(key), THE_SIDE(keys));
+    float high = -VT_INF, low = VT_INF, a[1], b[1];
+    for (int at = lane; to.stored && at < half.width; at += 32) {
+        load(a, half.x, half.begin + at, (int)kind);
+        high = fmaxf(high, a[0]);
+        low = fminf(low, a[0]);
+    }
+    for (int m = 16; m >= 1; m >>= 1) {
+        high = fmaxf(high, other_in_team(high, m));
+        low = fminf(low, other_in_team(low, m));
+    }
+    if (!to.stored) return;
+    const NibbleCodes codes(high, low);
+    if (lane == 0) *half.scale = codes.stored();
+    for (int at = 2 * lane; at < half.width; at += 64) {
+        load(a, half.x, half.begin + at, (int)kind);
+        load(b, half.x, half.begin + at + 1, (int)kind);
+        half.bytes[at >> 1] = (unsigned char)(codes.one(a[0]) | codes.one(b[0]) << 4);
+    }
+}
+
+READ_CODES(read_heads_v8, 8, INT8_CODES)
+READ_CODES(read_heads_v1, 1, INT8_CODES)
+
+// Eight or two elements from the codes of 4 or 1 bytes; `width` counts elements.
+template <int V>
+VT_FN void read_int4(i64 rows, i64 width, i64 chunks, const unsigned char* cache, const float* scales,
+                     const Paged& paged, void* out, int kind, int unit) {
+    const Place at = place<V>(rows, width, chunks);
+    if (!at.inside) return;
+    i64 from, scale_at;
+    paged.find(at.row, from, scale_at);
+    const unsigned char* bytes = cache + from + (at.column >> 1);
+    unsigned word = V == 8 ? take_word(bytes, unit) : (unsigned)*bytes >> 4 * (at.column & 1);
+    int bits = ((const int*)scales)[scale_at];
+    float scale = vt_float(bits & ~15), y[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) y[j] = (float)((int)(word >> 4 * j & 15u) - (bits & 15)) * scale;
+    store(out, at.row * width + at.column, y, kind);
+}
+
+#define READ_INT4(V)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) read_int4_v##V(                                             \
+        i64 rows, i64 width, i64 chunks, const unsigned char* cache, const float* scales, PAGED, void* out,       \
+        i64 kind, i64 codes, i64 unit) {                                                                          \
+        read_int4<V>(rows, width, chunks, cache, scales, THE_PAGED, out, (int)kind, (int)unit);                   \
+    }
+READ_INT4(8)
+READ_INT4(1)
+
+// Sums and differences of all pairs that are `span` apart within `count` elements.
+template <int COUNT, int SPAN> VT_FN void butterflies(float (&x)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        if (i & SPAN) continue;
+        float a = x[i], b = x[i | SPAN];
+        x[i] = a + b;
+        x[i | SPAN] = a - b;
+    }
+}
+
+// A row of `width` elements by a team of 1 << shift lanes, Q vectors of 8 a lane, a team's vectors side by side. Rows
+// narrower than a vector have one that is not full, whose stages end at the width.
+template <int Q>
+VT_FN void rotate(i64 rows, i64 width, const void* x, i64 stride, bool aligned, int kind, bool inverse, void* out,
+                  int shift) {
+    const int lanes = 1 << shift, place = threadIdx.x & (lanes - 1);
+    i64 row = (i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
+    bool there = row < rows;
+    Raw<8> raw[Q];
+    float v[8 * Q];
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+        i64 at = row * stride + 8 * (q * lanes + place);
+        if (there && width >= 8) raw[q] = fetch_eight(x, at, kind, aligned);
+    }
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+        float one[8] = {};
+        if (there && width >= 8) widen(one, raw[q], kind);
+        if (there && width < 8)
+            for (int j = 0; j < (int)width; ++j) {
+                float single[1];
+                load(single, x, row * stride + j, kind);
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    if (i == j) one[i] = single[0];
+            }
+        unsigned keep = signs_of_eight(q * lanes + place);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[8 * q + j] = inverse || keep >> j & 1u ? one[j] : -one[j];
+    }
+    if (width > 1) butterflies<8 * Q, 1>(v);
+    if (width > 2) butterflies<8 * Q, 2>(v);
+    if (width > 4) butterflies<8 * Q, 4>(v);
+    for (int m = 1; m < lanes; m <<= 1) {
+        float sign = place & m ? -1.0f : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 8 * Q; ++i) v[i] = other_in_team(v[i], m) + sign * v[i];
+    }
+    if constexpr (Q == 4) {
+        butterflies<8 * Q, 8>(v);
+        butterflies<8 * Q, 16>(v);
+    }
+    if (!there) return;
+    float factor = inverse ? 1.0f / (float)width : 1.0f;
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+        float one[8];
+        unsigned keep = signs_of_eight(q * lanes + place);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            float y = v[8 * q + j] * factor;
+            one[j] = !inverse || keep >> j & 1u ? y : -y;
+        }
+        i64 at = row * width + 8 * (q * lanes + place);
+        if (width >= 8 && aligned) store(out, at, one, kind);
+        else
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                float single[1] = {one[j]};
+                if (j < (int)width) store(out, at + j, single, kind);
+            }
+    }
+}
+
+#define ROTATE(NAME, Q)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(256) NAME(i64 rows, i64 width, const void* x, i64 stride,        \
+                                                           i64 aligned, i64 kind, i64 inverse, void* out,         \
+                                                           i64 shift) {                                           \
+        rotate<Q>(rows, width, x, stride, aligned != 0, (int)kind, inverse != 0, out, (int)shift);                \
+    }
+ROTATE(rht_one, 1)
+ROTATE(rht_four, 4)
+
+SLOTS_KERNEL(kv_quant_heads_slots_fit)

@@ -1,0 +1,327 @@
+// INT8 quantisers: static, per token and per group of neighbours, with and without a zero point.
+//
+// The ladder:
+// 1. *_v1, token kernels *_v8: any width and stride; a row that was measured is read again. group_any: a warp a group.
+// 2. static_v8: 16-byte loads, two under way a thread; the quotient is a product and a correction (fp8_scales.cuh),
+//    which decides every half and whole number up to 128 as a division does (parity/test_device_calls_int8.py).
+// 3. *_rows, *_block: a row of bfloat16 waits in registers for its scale. group_v8, group_deep: so does a group.
+#include "fp8_scales.cuh"
+#include "rows.cuh"
+
+#define DEPTH 2        // groups a thread of the static kernels, device/quant_int8.py
+#define GROUP_DEPTH 4  // vectors a thread of group_deep
+
+enum { OF_CUDA = 0, OF_CPU = 1, OF_TRITON = 2 };  // whose roundings; device/quant_int8.py: RULES
+
+// To nearest even, and towards zero; within int32, 0 for NaN.
+#ifdef __CUDACC__
+VT_FN int nearest_int(float v) {
+    int q;
+    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(q) : "f"(v));
+    return q;
+}
+VT_FN int whole_int(float v) {
+    int q;
+    asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(q) : "f"(v));
+    return q;
+}
+#else
+VT_FN int whole_int(float v) {
+    if (v != v) return 0;
+    return v >= 2147483648.0f ? 2147483647 : v <= -2147483648.0f ? -2147483647 - 1 : (int)v;
+}
+VT_FN int nearest_int(float v) { return whole_int(rintf(v)); }
+#endif
+
+VT_FN int clamped(int q) { return q < -128 ? -128 : q > 127 ? 127 : q; }
+
+VT_FN int moved(int q, int azp) {
+    i64 sum = (i64)q + azp;
+    return sum < -128 ? -128 : sum > 127 ? 127 : (int)sum;
+}
+
+VT_FN int half_away(float v) {
+    float whole = truncf(v);
+    float more = vt_abs(v - whole) >= 0.5f ? (v < 0.0f ? -1.0f : 1.0f) : 0.0f;
+    return nearest_int(whole + more);
+}
+
+VT_FN void store_codes(signed char* out, i64 at, const int (&c)[8]) {
+    uint2 words = {0u, 0u};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        words.x |= ((unsigned)c[j] & 0xffu) << 8 * j;
+        words.y |= ((unsigned)c[j + 4] & 0xffu) << 8 * j;
+    }
+    *(uint2*)(out + at) = words;
+}
+
+VT_FN void store_codes(signed char* out, i64 at, const int (&c)[1]) { out[at] = (signed char)c[0]; }
+
+template <int V>
+VT_FN void static_codes(i64 rows, i64 width, i64 chunks, const void* x, i64 stride, int kind, const float* scale,
+                        const int* azp, signed char* out, i64 rule) {
+    Place at[DEPTH];
+    Raw<V> raw[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        at[d] = place<V>(rows, width, chunks, DEPTH, d);
+        if (at[d].inside) raw[d] = fetch<V>(x, at[d].row * stride + at[d].column, kind);
+    }
+    float by = scale[0], inverse = 1.0f / by;
+    int zero = azp == nullptr ? 0 : azp[0];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        if (!at[d].inside) continue;
+        float v[V], q[V];
+        int c[V];
+        widen(v, raw[d], kind);
+        if (azp == nullptr && rule == OF_CUDA) Divisor(by, largest_of(v, false), false).divide(q, v);
+        else products(q, v, inverse);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+            if (azp == nullptr) c[j] = clamped(nearest_int(q[j]));
+            else if (rule == OF_CPU) c[j] = clamped(nearest_int(q[j] + (float)zero));
+            else c[j] = moved(nearest_int(q[j]), zero);
+        }
+        store_codes(out, at[d].row * width + at[d].column, c);
+    }
+}
+
+#define STATIC(NAME, V, KIND)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
+        i64 rows, i64 width, i64 chunks, const void* x, i64 stride, i64 kind, const float* scale, const int* azp, \
+        signed char* out, i64 rule) {                                                                             \
+        static_codes<V>(rows, width, chunks, x, stride, KIND, scale, azp, out, rule);                             \
+    }
+STATIC(int8_static_bf16_v8, 8, BF16)
+STATIC(int8_static_v8, 8, (int)kind)
+STATIC(int8_static_v1, 1, (int)kind)
+
+VT_FN float largest_float(float x, int lanes) {
+    for (int m = lanes >> 1; m >= 1; m >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, m));
+    return x;
+}
+
+// Over a block of whole warps; all of its threads come here.
+VT_FN float largest_float_of_block(float x, float* tops) {
+    x = largest_float(x, 32);
+    int count = blockDim.x >> 5, lane = threadIdx.x & 31;
+    if (count == 1) return x;
+    if (lane == 0) tops[threadIdx.x >> 5] = x;
+    __syncthreads();
+    return largest_float(lane < count ? tops[lane] : -VT_INF, 32);
+}
+
+// What a row spans: its largest |x|, or its largest x and the opposite of its least. NaN are passed over.
+template <bool SYMMETRIC> struct Span;
+template <> struct Span<true> {
+    unsigned top = 0;
+    template <int V> VT_MEMBER void add(const float (&v)[V]) { top = larger(top, largest_of(v, false)); }
+    VT_MEMBER void over_lanes(int lanes) { top = largest_of_lanes(top, lanes); }
+    VT_MEMBER void over_block(float* tops) { top = largest_of_block(top, (unsigned*)tops); }
+};
+template <> struct Span<false> {
+    float high = -VT_INF, below = -VT_INF;
+    template <int V> VT_MEMBER void add(const float (&v)[V]) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+            high = fmaxf(high, v[j]);
+            below = fmaxf(below, -v[j]);
+        }
+    }
+    VT_MEMBER void over_lanes(int lanes) {
+        high = largest_float(high, lanes);
+        below = largest_float(below, lanes);
+    }
+    VT_MEMBER void over_block(float* tops) {
+        high = largest_float_of_block(high, tops);
+        below = largest_float_of_block(below, tops + 32);
+    }
+};
+
+// A row's scale, its zero point, and its codes.
+template <bool SYMMETRIC> struct TokenInt8 {
+    float scale, factor;
+    int azp, rule;
+
+    VT_MEMBER TokenInt8(const Span<true>& span, int rule) : azp(0), rule(rule) {
+        float size = vt_float((int)span.top);
+        if (rule == OF_TRITON) size = vt_maximum(size, 1e-10f);
+        scale = size / 127.0f;
+        factor = rule == OF_CPU ? 1.0f / scale : 127.0f / size;
+    }
+    VT_MEMBER TokenInt8(const Span<false>& span, int rule) : rule(rule) {
+        float low = -span.below, high = span.high;
+        if (low > high) low = high = 0.0f;  // nothing but NaN
+        scale = (high - low) / 255.0f;
+        factor = 1.0f / scale;
+        azp = scale == 0.0f ? -128 : nearest_int(-128.0f - low / scale);
+    }
+    VT_MEMBER int code(float x) const {
+        float v = x * factor;
+        if (scale == 0.0f) return 0;
+        if (SYMMETRIC) return clamped(rule == OF_TRITON ? half_away(v) : nearest_int(v));
+        return rule == OF_CPU ? clamped(nearest_int(v + (float)azp)) : moved(nearest_int(v), azp);
+    }
+    template <int V> VT_MEMBER void put(signed char* out, i64 at, const float (&x)[V]) const {
+        int c[V];
+#pragma unroll
+        for (int j = 0; j < V; ++j) c[j] = code(x[j]);
+        store_codes(out, at, c);
+    }
+    VT_MEMBER void leave(float* scales, int* azps, i64 row) const {
+        scales[row] = scale;
+        if (!SYMMETRIC) azps[row] = azp;
+    }
+};
+
+#define TOKEN_PARAMETERS                                                                                          \
+    i64 rows, i64 width, const void *x, i64 stride, i64 kind, signed char *out, float *scales, int *azps, i64 rule
+
+// Elements first + step g ..., g < G, of a row in registers; join(span) makes the span the team's.
+template <bool SYMMETRIC, int G, class J>
+VT_FN void token_row(i64 row, int first, int step, int width, const void* x, i64 stride, signed char* out,
+                     float* scales, int* azps, int rule, J&& join) {
+    Raw<8> raw[G];
+    Span<SYMMETRIC> span;
+    float v[8];
+#pragma unroll
+    for (int g = 0; g < G; ++g)
+        if (first + g * step < width) raw[g] = fetch<8>(x, row * stride + first + g * step, BF16);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        if (first + g * step >= width) continue;
+        if constexpr (SYMMETRIC) {
+            span.top = larger(span.top, largest_of_bf16(raw[g], false));
+        } else {
+            widen(v, raw[g], BF16);
+            span.add(v);
+        }
+    }
+    join(span);
+    const TokenInt8<SYMMETRIC> codes(span, rule);
+    if (first == 0) codes.leave(scales, azps, row);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        if (first + g * step >= width) continue;
+        widen(v, raw[g], BF16);
+        codes.put(out, row * width + first + g * step, v);
+    }
+}
+
+template <bool SYMMETRIC, int V> VT_FN void token_long(TOKEN_PARAMETERS) {
+    __shared__ float tops[64];
+    i64 row = blockIdx.x;
+    float v[V];
+    Span<SYMMETRIC> span;
+    for (i64 at = threadIdx.x * V; at < width; at += 256 * V) {
+        load(v, x, row * stride + at, (int)kind);
+        span.add(v);
+    }
+    span.over_block(tops);
+    const TokenInt8<SYMMETRIC> codes(span, (int)rule);
+    if (threadIdx.x == 0) codes.leave(scales, azps, row);
+    for (i64 at = threadIdx.x * V; at < width; at += 256 * V) {
+        load(v, x, row * stride + at, (int)kind);
+        codes.put(out, row * width + at, v);
+    }
+}
+
+#define TOKEN_KERNELS(NAME, SYMMETRIC)                                                                            \
+    extern "C" __global__ void __launch_bounds__(128) NAME##_rows(TOKEN_PARAMETERS, i64 lane_shift) {             \
+        int team = 1 << lane_shift, lane = threadIdx.x & (team - 1);                                              \
+        i64 row = (i64)blockIdx.x * (128 >> lane_shift) + (threadIdx.x >> lane_shift);                            \
+        token_row<SYMMETRIC, 1>(row, row < rows ? lane * 8 : (int)width, 0, (int)width, x, stride, out, scales,   \
+                                azps, (int)rule, [&](auto& span) { span.over_lanes(team); });                     \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(1024) NAME##_block(TOKEN_PARAMETERS) {                           \
+        __shared__ float tops[64];                                                                                \
+        token_row<SYMMETRIC, 4>(blockIdx.x, threadIdx.x * 8, blockDim.x * 8, (int)width, x, stride, out, scales,  \
+                                azps, (int)rule, [&](auto& span) { span.over_block(tops); });                     \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_v8(TOKEN_PARAMETERS) {                               \
+        token_long<SYMMETRIC, 8>(rows, width, x, stride, kind, out, scales, azps, rule);                          \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) NAME##_v1(TOKEN_PARAMETERS) {                               \
+        token_long<SYMMETRIC, 1>(rows, width, x, stride, kind, out, scales, azps, rule);                          \
+    }
+TOKEN_KERNELS(symmetric, true)
+TOKEN_KERNELS(asymmetric, false)
+
+VT_FN float group_scale(unsigned top, float eps) { return vt_maximum(vt_float((int)top), eps) / 127.0f; }
+
+template <int V> VT_FN void put_cut(signed char* out, i64 at, const float (&x)[V], const Divisor& by) {
+    float q[V];
+    int c[V];
+    by.divide(q, x);
+#pragma unroll
+    for (int j = 0; j < V; ++j) c[j] = clamped(whole_int(q[j]));
+    store_codes(out, at, c);
+}
+
+#define GROUP_PARAMETERS                                                                                          \
+    i64 rows, i64 width, const void *x, i64 stride, i64 kind, i64 group_size, signed char *out, float *scales,    \
+        float eps
+
+// x is contiguous and its rows are whole groups of 8 << lane_shift elements, so that all of it is one row of vectors.
+extern "C" __global__ void __launch_bounds__(256) int8_group_v8(GROUP_PARAMETERS, i64 lane_shift) {
+    unsigned at = blockIdx.x * blockDim.x + threadIdx.x, top = 0;
+    bool inside = at < (unsigned)(rows * (width >> 3));
+    float v[8];
+    if (inside) {
+        load(v, x, (i64)at * 8, (int)kind);
+        top = largest_of(v, false);
+    }
+    top = largest_of_lanes(top, 1 << lane_shift);
+    if (!inside) return;
+    Divisor by(group_scale(top, eps), top, false);
+    put_cut(out, (i64)at * 8, v, by);
+    if ((threadIdx.x & ((1u << lane_shift) - 1)) == 0) scales[at >> lane_shift] = by.scale;
+}
+
+// Groups of bfloat16 of at least GROUP_DEPTH lanes.
+extern "C" __global__ void __launch_bounds__(256) int8_group_deep(GROUP_PARAMETERS, i64 lane_shift) {
+    unsigned count = (unsigned)(rows * (width >> 3)), first = blockIdx.x * (256 * GROUP_DEPTH) + threadIdx.x;
+    Raw<8> raw[GROUP_DEPTH];
+    unsigned tops[GROUP_DEPTH];
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d)
+        if (first + d * 256 < count) raw[d] = fetch<8>(x, (i64)(first + d * 256) * 8, BF16);
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d) tops[d] = first + d * 256 < count ? largest_pair<false>(raw[d].a) : 0u;
+    GroupScales<GROUP_DEPTH> scales_of;
+    scales_of.join<false>(tops, 1 << lane_shift, [&](unsigned top) { return group_scale(top, eps); });
+    unsigned stored = first + scales_of.own * 256;
+    if ((threadIdx.x & ((1u << lane_shift) - 1)) < GROUP_DEPTH && stored < count)
+        scales[stored >> lane_shift] = scales_of.scale;
+#pragma unroll
+    for (int d = 0; d < GROUP_DEPTH; ++d) {
+        Divisor by = scales_of.of(d);
+        if (first + d * 256 >= count) continue;
+        float v[8];
+        widen(v, raw[d], BF16);
+        put_cut(out, (i64)(first + d * 256) * 8, v, by);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) int8_group_any(GROUP_PARAMETERS) {
+    unsigned groups = (unsigned)width / (unsigned)group_size, number = blockIdx.x * 8 + (threadIdx.x >> 5);
+    bool inside = number < rows * groups;
+    i64 row = number / groups, group = number - (unsigned)row * groups;
+    i64 begin = group * group_size, end = begin + group_size;
+    float v[1];
+    unsigned top = 0;
+    for (i64 at = begin + (threadIdx.x & 31); inside && at < end; at += 32) {
+        load(v, x, row * stride + at, (int)kind);
+        top = larger(top, largest_of(v, false));
+    }
+    top = largest_of_warp(top);
+    if (!inside) return;
+    Divisor by(group_scale(top, eps), top, false);
+    if ((threadIdx.x & 31) == 0) scales[number] = by.scale;
+    for (i64 at = begin + (threadIdx.x & 31); at < end; at += 32) {
+        load(v, x, row * stride + at, (int)kind);
+        put_cut(out, row * width + at, v, by);
+    }
+}
