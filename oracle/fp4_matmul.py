@@ -11,12 +11,13 @@ import ml_dtypes
 import numpy as np
 
 from vtlab.ops import nvfp4
-from vtlab.ops.contract import Bound, Choice, Flag, Parity, Tensor, refuse
+from vtlab.ops.contract import Bound, Choice, Flag, Tensor, refuse
 from vtlab.ops.numerics import TRUTH
 from vtlab.ops.nvfp4 import BLOCK
 from vtlab.ops.table import op
 
 from .fp4 import block_scales, bytes_of_codes, bytes_of_scales, decoded, in_groups, single
+from .lowbit import STORED_TWICE
 from .matmul import ORDER
 
 _ROW = "KERNEL-GEMM-NVFP4-W4A4"
@@ -84,7 +85,7 @@ def _sizes(arguments, results):
     returns={"out": Tensor("M N", ("bfloat16", "float16", "float32"))},
     rounding=("out = round(alpha * sum_k (e2m1(a) * e4m3(scale_a)) * (e2m1(b) * e4m3(scale_b))), in out_dtype",),
     order=str(ORDER),
-    parity=Parity("bytes"),
+    parity=STORED_TWICE,
     mirror=Bound(_STEPS, scale=_sizes, ulps=1, why=_WHY),
     nan=_NAN,
     layout="scales as scaled_fp4_quant gives them",
@@ -142,7 +143,7 @@ def _weights(nx, b, scale, global_scale, swizzled):
     rounding=("b = f32(e4m3(scale) * global_scale)", "w = bf16(f32(e2m1(code) * b))",
               "out = round(sum_k x * w), in out_dtype"),
     order=str(ORDER),
-    parity=Parity("bytes"),
+    parity=STORED_TWICE,
     mirror=Bound("(2 * B + 511) // 512 * 16 + 32", scale=_weight_sizes, ulps=1, why=_WHY.partition(", and")[0]),
     nan=_NAN,
     layout="scales as scaled_fp4_quant gives them",

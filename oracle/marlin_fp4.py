@@ -1,20 +1,26 @@
 """Scales of FP4 weights as Marlin reads them: NVFP4's without a sign bit, MXFP4's exponents, powers of two moved about.
 
 Marlin widens a code of e2m1 by shifting its bits into a 16-bit number, which leaves it a power of two too small; that
-goes into the scales.
+goes into the scales. `apply_fp4_marlin_linear` is the product that reads what they become.
 """
 
 from __future__ import annotations
+
+import math
 
 import ml_dtypes
 import numpy as np
 
 from vtlab.ops import lowbit
 from vtlab.ops.contract import EXACT, Bound, Choice, Flag, Parity, Scalar, Tensor, refuse
+from vtlab.ops.numerics import TRUTH
 from vtlab.ops.table import op
 
-from .lowbit import HALVES, multiple_of
-from .marlin import ROW
+from .fp4 import E2M1
+from .lowbit import HALVES, ROUNDED_THRICE, WHY, magnitudes, multiple_of, rounded, total, words
+from .marlin import ROW, marlin_permute_bias, marlin_unpack
+from .matmul import ORDER
+from .mxfp4 import power
 
 _UTILS = "vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py"
 _LIFT = 128
@@ -36,6 +42,9 @@ def _are_scales(arguments, axes):
         wide = scales.astype(np.float32)
         if not ((wide >= 0) & (wide <= 448)).all():
             raise refuse("marlin_scales", "a number below 0 or above 448, or a NaN", "0 to 448")
+
+
+_are_scales.finite = ("marlin_scales",)
 
 
 def _factor_fits(arguments, axes):
@@ -147,3 +156,113 @@ def mxfp4_marlin_process_scales(nx, marlin_scales, *, fp8_activations=False):
     Source: vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py, mxfp4_marlin_process_scales.
     """
     return marlin_scales + np.uint8(6) if fp8_activations else lowbit.reordered(marlin_scales, _MIXED)
+
+
+_LEAST, _MOST = 0x80, 0xF7
+"""What `nvfp4_marlin_process_scales` leaves but for 0: 2 to 61440 of float16, cut to three bits of mantissa."""
+
+
+def _scale_bytes(rng, axes):
+    """Scales around 1: of NVFP4 with 128 and a factor of 64 in them, or powers of two."""
+    low, high = (0xD8, 0xE8) if axes["K"] // axes["G"] == 16 else (120, 130)
+    return rng.integers(low, high, (axes["G"], axes["N"]))
+
+
+def _global_scale(rng, axes):
+    return np.array([math.ldexp(1.3e-4, 119 if axes["kind"] == "bfloat16" else 7)])
+
+
+def _product_fits(arguments, axes):
+    """K and N are (128, 64) or (64, 128) tiles; groups are of 16 with a global scale, of 32 bfloat16 without one"""
+    k, n = axes["K"], axes["N"]
+    if not (n % 64 == 0 and k % 128 == 0) and not (n % 128 == 0 and k % 64 == 0):
+        raise refuse(
+            "input" if n % 64 == 0 else "weight_scale", f"K = {k}, N = {n}", "multiples of 128 and 64, or 64 and 128"
+        )
+    alone = arguments["weight_global_scale"] is None
+    want = (k // 16, 2 * n)
+    if tuple(arguments["weight"].shape) != want:
+        raise refuse("weight", f"shape {tuple(arguments['weight'].shape)}", f"{want}")
+    if axes["G"] * (32 if alone else 16) != k:
+        raise refuse("weight_scale", f"{axes['G']} groups", f"{k // (32 if alone else 16)}")
+    if alone and arguments["input"].dtype == np.float16:
+        raise refuse("input", "float16", "bfloat16, whose range powers of two need, or a global scale")
+
+
+def _processed(arguments, axes):
+    """NVFP4's scales are processed: 0, or 0x80 to 0xF7; on a GPU the host does not look"""
+    scales = arguments["weight_scale"]
+    if arguments["weight_global_scale"] is None or not isinstance(scales, np.ndarray) or not scales.size:
+        return
+    if ((scales != 0) & ((scales < _LEAST) | (scales > _MOST))).any():
+        raise refuse("weight_scale", "a byte that is no scale", f"0, or {_LEAST:#x} to {_MOST:#X}")
+
+
+def _fp4_weights(nx, weight, weight_scale, nvfp4, dtype):
+    """Weights [K, N], exact in `dtype` as long as they are finite there."""
+    codes = marlin_unpack.body(nx, weight, bits=4).astype(np.uint8).view(E2M1)
+    scales = lowbit.reordered(lowbit.reordered(weight_scale, _MIXED), lowbit.MARLIN_GROUPED)
+    if nvfp4:
+        scales = nx.mul(nx.load((scales.astype(np.uint16) << 7).view(np.float16)), nx.const(1 / _LIFT))
+    else:
+        scales = power(nx, scales)
+    return nx.store(nx.mul(nx.load(codes.astype(np.float32)), scales.repeat(len(codes) // len(scales), axis=0)), dtype)
+
+
+def _linear_sizes(arguments, results):
+    """sum |a| |w| |global|, and for a bias the rounding to T before it among the float32 steps."""
+    x, given = arguments["input"], arguments["weight_global_scale"]
+    weights = _fp4_weights(TRUTH, arguments["weight"], arguments["weight_scale"], given is not None, x.dtype)
+    factor = 1.0 if given is None else math.ldexp(float(given[0]), -_BIAS[x.dtype.name] + 7)
+    between = (arguments["bias"] is not None) * 2.0**24 * float(ml_dtypes.finfo(x.dtype).eps)
+    return magnitudes(x, weights) * abs(factor) * ((x.shape[1] + 511) // 512 * 16 + 33 + between)
+
+
+@op(
+    row=ROW,
+    args={
+        "input": Tensor("M K", HALVES),
+        "weight": words("K/16", "N*2"),
+        "weight_scale": Tensor("G N", ("uint8",), values=_scale_bytes),
+        "weight_global_scale": Tensor("1", ("float32",), optional=True, values=_global_scale),
+        "bias": Tensor("N", HALVES, like="input", optional=True),
+    },
+    returns={"out": Tensor("M N", like="input")},
+    rounding=(
+        "w = e2m1(code) * scale, exact in T",
+        "out = T(sum_k x * w * f32(global / 2^(119 or 7))); without a global scale out = T(sum_k x * w)",
+        "with a bias: out = T(out + bias)",
+    ),
+    order=str(ORDER),
+    parity=ROUNDED_THRICE,
+    mirror=Bound("1", scale=_linear_sizes, ulps=2, why=WHY + "; a rounding to T before a bias may take the neighbour"),
+    nan="an exponent of 255 makes its columns NaN; otherwise as in any product",
+    layout="codes as gptq_marlin_repack gives them; scales of groups permuted, then processed; bias permuted",
+    upstream=f"{_UTILS}: apply_fp4_marlin_linear; vllm/_custom_ops.py: marlin_gemm of float4_e2m1f, use_fp32_reduce",
+    examples=(
+        {"M": 3, "K": 128, "N": 64, "G": 8, "input": "bfloat16", "weight_global_scale": "float32", "kind": "bfloat16"},
+        {"M": 2, "K": 64, "N": 128, "G": 4, "input": "float16", "weight_global_scale": "float32", "kind": "float16",
+         "bias": "float16"},
+        {"M": 2, "K": 128, "N": 64, "G": 4, "input": "bfloat16", "bias": "bfloat16"},
+    ),
+    requires=(_product_fits, _processed),
+)  # fmt: skip
+def apply_fp4_marlin_linear(nx, input, weight, weight_scale, weight_global_scale=None, bias=None):
+    """out[m, n] = global * sum_k input[m, k] * e2m1[k, n] * scale[k / 16, n] (+ bias[n]), all in Marlin's layouts.
+
+    Shapes: input [M, K] bfloat16 or float16; weight int32 [K / 16, 2 N]; weight_scale uint8 [K / 16, N], NVFP4's with
+    the factor of `nvfp4_marlin_process_scales` in them, weight_global_scale float32 [1] as
+    `nvfp4_marlin_process_global_scale` gives it, over that factor. Without it MXFP4: weight_scale uint8 [K / 32, N],
+    exponents plus 127, and bfloat16 input. bias [N]; out [M, N].
+    Rounding points: the store of the sum times the global scale; a bias is added in T, one more rounding.
+    Errors: ContractError for other shapes or dtypes, scales that were not processed.
+    Source: vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py, apply_fp4_marlin_linear.
+    """
+    nvfp4 = weight_global_scale is not None
+    out = total(nx, input, _fp4_weights(nx, weight, weight_scale, nvfp4, input.dtype))
+    if nvfp4:
+        lowered = nx.mul(nx.load(weight_global_scale), nx.const(2.0 ** (7 - _BIAS[input.dtype.name])))
+        out = nx.mul(out, lowered)
+    if bias is not None:
+        out = nx.add(rounded(nx, out, input.dtype), nx.load(marlin_permute_bias.body(nx, bias)))
+    return nx.store(out, input.dtype)

@@ -17,6 +17,7 @@ from vtlab.ops.numerics import TRUTH, Order, sequential
 from vtlab.ops.table import op
 
 from .fp4 import CODES, GLOBAL_SCALE, ROUNDINGS, block_quant, bytes_of_codes, decoded, e2m1, global_scale_is_finite
+from .lowbit import STORED_TWICE
 from .matmul import ORDER
 from .quant_fp8 import in_groups, largest, single
 
@@ -318,7 +319,7 @@ def _product_sizes(arguments, results):
     returns={"out": Tensor("M N", ("bfloat16",))},
     rounding=("out = bf16(alpha * sum_k (e2m1(a) * 2^a_sf) * (e2m1(b) * 2^b_sf))",),
     order=str(ORDER),
-    parity=Parity("bytes"),
+    parity=STORED_TWICE,
     mirror=Bound("(2 * B + 511) // 512 * 16 + 33", scale=_product_sizes, ulps=1,
                  why="as matmul, and the product with alpha; scaled values and their products are exact"),
     nan="a scale of 255 makes its row of a, or column of b, NaN",

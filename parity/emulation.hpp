@@ -33,7 +33,7 @@ constexpr size_t STACK = 64 << 10, SHARED = 232448;
 
 struct Meeting { int size = 0, waiting = 0; uint64_t round = 0; };
 
-struct Copy { void* to; const void* from; };
+struct Copy { void* to; const void* from; size_t size = 16; };
 
 struct Thread {
     Context context;
@@ -162,7 +162,7 @@ template <class T> T atomicAdd(T* at, T value) {
 // As late as the wait allows, so that a missing wait shows.
 static inline void copy_async(void* shared, const void* global) { emulation::running->copies.push_back({shared, global}); }
 static inline void copies_arrive() {
-    for (auto& copy : emulation::running->copies) std::memcpy(copy.to, copy.from, 16);
+    for (auto& copy : emulation::running->copies) std::memcpy(copy.to, copy.from, copy.size);
     emulation::running->copies.clear();
     emulation::running->closed.clear();
 }
@@ -176,7 +176,7 @@ template <int LEFT> void copies_wait() {
     auto& t = *emulation::running;
     size_t groups = t.closed.size() > LEFT ? t.closed.size() - LEFT : 0, count = 0;
     for (size_t i = 0; i < groups; ++i) count += t.closed[i];
-    for (size_t i = 0; i < count; ++i) std::memcpy(t.copies[i].to, t.copies[i].from, 16);
+    for (size_t i = 0; i < count; ++i) std::memcpy(t.copies[i].to, t.copies[i].from, t.copies[i].size);
     t.copies.erase(t.copies.begin(), t.copies.begin() + count);
     t.closed.erase(t.closed.begin(), t.closed.begin() + groups);
 }
