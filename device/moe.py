@@ -43,6 +43,8 @@ class _Form(NamedTuple):
 _EXACT, _EXACT_ANY = _Form("moe_exact", 8, 8), _Form("moe_exact_any", 8, 8)
 _CORES = ((8, _Form("moe_16", 16, 64, 5)), (24, _Form("moe_32", 32, 64, 4)), (None, _Form("moe_64", 64, 256, 2)))
 """By pairs an expert, up to which a form serves: a higher tile reads less, a lower one wastes less."""
+_SPARSE = 4
+"""Experts a pair from which on hardly two pairs share one: to sort them would take longer than to read it twice."""
 _SORTERS, _FEW_PAIRS = (256, 1024), 2048
 """Threads of the block that sorts, up to so many pairs and beyond."""
 
@@ -92,7 +94,7 @@ def moe_grouped_gemm(x, weight, ids, weights=None, *, out_dtype=None, out=None):
     form = _form(x, weight, dtype, pairs)
     name = form.kernel + (f"_{_NAMES[kind(dtype)]}" if form.stages else "")
     buckets = 4 * (experts + 2)
-    if tokens == 1 or buckets > current().shared_memory() - 1024:
+    if tokens == 1 or pairs * _SPARSE <= experts or buckets > current().shared_memory() - 1024:
         order, tiles, count = None, None, pairs
     else:
         count = most_tiles(pairs, experts, form.high)

@@ -44,15 +44,15 @@ EDGES: dict[str, list[dict]] = {
         {"T": 300, "k": 2, "H": 136, "x": "bfloat16"}, {"T": 2, "k": 0, "H": 8}, {"T": 2, "k": 4, "H": 0},
     ],
     "moe_grouped_gemm": [
-        _cores(3, 3, 2, 300, 8, 64),
+        _cores(3, 3, 2, 300, 8, 88), _cores(80, 80, 2, 300, 8, 80),
         # Tensor cores: tiles of 16, 32 and 64 pairs.
         *(_cores(9, 9, 2, 5, 72, 136, kind, weights=w) for kind in _KINDS[:2] for w in (None, "float32")),
-        _cores(1, 1, 8, 8, 136, 72), _cores(0, 0, 2, 3, 8, 64), _cores(70, 35, 2, 3, 5, 64, weights="float32"),
+        _cores(1, 1, 8, 8, 136, 72), _cores(0, 0, 2, 3, 8, 64), _cores(70, 35, 2, 3, 5, 96, weights="float32"),
         *(_cores(19, 19, 2, 2, 133, 200, kind) for kind in _KINDS[:2]),
-        _cores(80, 40, 2, 4, 64, 64, weights="float32", ids=_one_sided(40, 2, 4)),
+        _cores(80, 40, 2, 4, 64, 128, weights="float32", ids=_one_sided(40, 2, 4)),
         *(_cores(60, 60, 2, 2, 264, 72, kind, weights="float32") for kind in _KINDS[:2]),
         _cores(70, 70, 1, 1, 12, 320), _cores(130, 65, 2, 5, 257, 104, ids=_one_sided(65, 2, 5)),
-        _cores(5, 5, 1, 1030, 8, 64), _cores(9, 9, 2, 3, 4, 56),
+        _cores(260, 260, 1, 1030, 4, 80), _cores(9, 9, 2, 3, 4, 56),
         # The mirror's order.
         {"R": 5, "T": 5, "k": 2, "E": 4, "N": 9, "K": 528}, {"R": 1, "T": 1, "k": 3, "E": 3, "N": 17, "K": 1040},
         {"R": 24, "T": 12, "k": 2, "E": 2, "N": 10, "K": 48, "weights": "float32", "out_dtype": "bfloat16"},

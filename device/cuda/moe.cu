@@ -3,7 +3,7 @@
 //
 // `moe_sort`, one block, puts the pairs in the order of their experts and cuts each expert's into tiles of at most `high`
 // pairs; nobody but the device knows how many tiles there are, so the grid has blocks for the most that there can be. The
-// choices of one token are tiles of their own, unsorted. How pairs are tiled changes no byte: each element is summed in
+// choices of few tokens are tiles of their own, unsorted. How pairs are tiled changes no byte: each element is summed in
 // one order in all kernels of its dtypes.
 //
 // The ladder:
@@ -239,9 +239,7 @@ template <int KIND, int SIXTEENS, int EIGHTS, int STAGES> VT_FN void cores(MOE_P
         __syncthreads();  // this stage is there for all, and none reads the one before any more
         send();
         const char* stage = (const char*)memory + stage_here * STAGE;
-#pragma unroll
-        for (int s = 0; s < VECTORS / 2; ++s) {
-            if (k + 16 * s >= depth) break;
+        auto sixteen_k = [&](int s) {
             unsigned a[SIXTEENS][4];
 #pragma unroll
             for (int t = 0; t < SIXTEENS; ++t)
@@ -256,6 +254,13 @@ template <int KIND, int SIXTEENS, int EIGHTS, int STAGES> VT_FN void cores(MOE_P
                     multiply<KIND>(sum[e + 1][t], a[t], b[2], b[3]);
                 }
             }
+        };
+        if (k + DEEP <= depth) {  // one piece of code, in which operands are fetched while products go on
+#pragma unroll
+            for (int s = 0; s < VECTORS / 2; ++s) sixteen_k(s);
+        } else {
+#pragma unroll 1
+            for (int s = 0; k + 16 * s < depth; ++s) sixteen_k(s);
         }
         stage_here = stage_here + 1 == STAGES ? 0 : stage_here + 1;
     }
