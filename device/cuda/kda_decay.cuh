@@ -18,7 +18,7 @@ VT_FN float fast_log2(float x) { return std::log2(x); }
 // log2(1 + 2^(y log2 e)), a softplus over ln 2, to about 2^-16 of itself: where 1 + e would round e away, a series.
 VT_FN float fast_softplus(float y) {
     float scaled = y * 1.442695f, e = fast_exp2(scaled);
-    float series = e * 1.442695f * (1.0f - e * (0.5f - e * (0.33333334f - e * 0.25f)));
-    float y2 = e < 0x1p-6f ? series : fast_log2(1.0f + e);
+    float series = vt_fma(e, vt_fma(e, vt_fma(e, -0.36067376f, 0.48089835f), -0.7213475f), 1.442695f);
+    float y2 = e < 0x1p-6f ? e * series : fast_log2(1.0f + e);
     return y > 20.0f ? scaled : y2;
 }

@@ -24,49 +24,61 @@ VT_FN void fades(float (&f)[8], const float* from, const float* to) {
     for (int j = 0; j < 8; ++j) f[j] = fast_exp2(x[j] - y[j]);
 }
 
+// Two float32 in two halves each, as `split`.
+VT_FN void halves(unsigned& high, unsigned& low, float x, float y) {
+    high = pair<BF16>(x, y);
+    low = pair<BF16>(x - vt_float((int)(high << 16)), y - vt_float((int)(high & 0xffff0000u)));
+}
+
 struct Decayed {
-    const unsigned char *queries, *keys;
+    const unsigned char* keys;  // and the queries after them
     const float* sums;
 
     // 2^(G_from - G_to) for the lane's elements of a step over d: two neighbours, and two of the vector after.
-    VT_MEMBER void fade(float (&f)[4], int from, int to, int d) const {
-        int at = 16 * d + (lane_of() & 3) * 2;
+    VT_MEMBER void fade(float (&f)[4], const float* from, const float* to, int d) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            uint2 x = *(const uint2*)(sums + from * APART + at + 8 * half);
-            uint2 y = *(const uint2*)(sums + to * APART + at + 8 * half);
+            uint2 x = *(const uint2*)(from + 16 * d + 8 * half), y = *(const uint2*)(to + 16 * d + 8 * half);
             f[2 * half] = fast_exp2(vt_float((int)x.x) - vt_float((int)y.x));
             f[2 * half + 1] = fast_exp2(vt_float((int)x.y) - vt_float((int)y.y));
         }
     }
+    VT_MEMBER const float* sums_of(int row) const { return sums + row * APART + (lane_of() & 3) * 2; }
 
-    // The lane's two neighbours of vector v, decayed.
-    VT_MEMBER void take(unsigned& high, unsigned& low, const unsigned char* tile, int row, int v, float f, float g) const {
-        unsigned bits = *(const unsigned*)(tile + swizzled<ROW>(row, v) + (lane_of() & 3) * 4);
-        split(high, low, widen_bf16(bits & 0xffffu) * f, widen_bf16(bits >> 16) * g);
+    // The lane's two neighbours of a row's vector v, from `at`, where those of vector 0 are.
+    VT_MEMBER unsigned two(const unsigned char* tile, int at, int v) const { return *(const unsigned*)(tile + (at ^ v * 16)); }
+    VT_MEMBER int place(int row) const { return swizzled<ROW>(row, 0) + (lane_of() & 3) * 4; }
+
+    VT_MEMBER static void take(unsigned& high, unsigned& low, unsigned bits, float f, float g) {
+        halves(high, low, vt_float((int)(bits << 16)) * f, vt_float((int)(bits & 0xffff0000u)) * g);
     }
 
     // c += keys, then queries, of the lane's row `later` times keys of its rows `earlier`, `earlier` + 8 ... through
-    // `middle`.
-    template <int MANY> VT_MEMBER void multiply_pairs(float (&c)[MANY][4], int later, int middle, int earlier) const {
+    // `middle`; where that is `later` itself (not FADES) these are taken as they are.
+    template <int MANY, bool FADES>
+    VT_MEMBER void multiply_pairs(float (&c)[MANY][4], int later, int middle, int earlier) const {
+        const float *own = sums_of(later), *between = sums_of(middle), *others = sums_of(earlier);
+        int left = place(later), right = place(earlier);
 #pragma unroll 2
         for (int d = 0; d < WIDTH / 16; ++d) {
             float f[4];
-            unsigned high[4], low[4];
-            fade(f, later, middle, d);
+            unsigned high[4], low[4] = {};
+            if (FADES) fade(f, own, between, d);
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                take(high[i], low[i], i & 1 ? queries : keys, later, 2 * d + (i >> 1), f[i & 2], f[(i & 2) + 1]);
+            for (int i = 0; i < 4; ++i) {
+                high[i] = two(i & 1 ? keys + TILE : keys, left, 2 * d + (i >> 1));
+                if (FADES) take(high[i], low[i], high[i], f[i & 2], f[(i & 2) + 1]);
+            }
 #pragma unroll
             for (int m = 0; m < MANY; ++m) {
                 unsigned b[4];
-                fade(f, middle, earlier + 8 * m, d);
+                fade(f, between, others + 8 * m * APART, d);
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
-                    take(b[i], b[2 + i], keys, earlier + 8 * m, 2 * d + i, f[2 * i], f[2 * i + 1]);
+                    take(b[i], b[2 + i], two(keys + 8 * m * ROW * 16, right, 2 * d + i), f[2 * i], f[2 * i + 1]);
                 multiply<BF16>(c[m], high, b[0], b[1]);
                 multiply<BF16>(c[m], high, b[2], b[3]);
-                multiply<BF16>(c[m], low, b[0], b[1]);
+                if (FADES) multiply<BF16>(c[m], low, b[0], b[1]);
             }
         }
     }
@@ -86,6 +98,35 @@ struct Triangle {
     VT_MEMBER void put_weight(int row, int column, float x) const {
         unsigned bits = narrow_bf16(x * scale, 0.0f);
         *(unsigned short*)(P + swizzled<8>(row, column >> 3) + (column & 7) * 2) = (unsigned short)bits;
+    }
+    // Of a product's eight columns, those of the lane's own span of 2 S.
+    VT_MEMBER void put_near(const float (&c)[4], int block, int later, int middle, int S) const {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            int n = (lane_of() & 3) * 2 + e, j = middle - S + (n & S - 1);
+            if ((n ^ lane_of() >> 2) >= S) continue;
+            diagonal(block)[(j - 16 * block) * 16 + later - 16 * block] = c[e] * strength[later];
+            put_weight(later, j, c[2 + e]);
+        }
+    }
+    // The tokens of a block themselves, which do not decay.
+    VT_MEMBER void put_own(const unsigned char* keys, int block) const {
+        float c[2][4] = {};
+#pragma unroll
+        for (int d = 0; d < WIDTH / 16; ++d) {
+            unsigned a[4], b[4];
+            fetch_matrices(a, tall<ROW>(keys + TILE, 16 * block, 2 * d));
+            fetch_matrices(b, flat<ROW>(keys, 16 * block, 2 * d));
+            multiply<BF16>(c[0], a, b[0], b[1]);
+            multiply<BF16>(c[1], a, b[2], b[3]);
+        }
+        int row = lane_of() >> 2;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            if ((lane_of() & 3) * 2 + e != row) continue;
+            put_weight(16 * block + row, 16 * block + row, c[0][e]);
+            put_weight(16 * block + 8 + row, 16 * block + 8 + row, c[1][2 + e]);
+        }
     }
     // A product's eight columns from 8 n.
     VT_MEMBER void put(const float (&c)[4], int row, int n) const {
@@ -201,52 +242,32 @@ extern "C" __global__ void __launch_bounds__(PREPARING, 2)
     for (int i = thread; i < HALF / 16; i += PREPARING) ((uint4*)upper)[i] = zeros;
     __syncthreads();
 
-    const Decayed decayed = {queries, keys, sums};
-    {
+    const Decayed decayed = {keys, sums};
+    if (second) {
         float c[2][4] = {};
-        int n = 2 * second, later = 32 + 8 * block + row;
-        decayed.multiply_pairs<2>(c, later, 32, 8 * n + row);
-        triangle.put(c[0], later, n);
-        triangle.put(c[1], later, n + 1);
+        int middle = 32 * (block >> 1) + 16, later = middle + 8 * (block & 1) + row;
+        decayed.multiply_pairs<2, true>(c, later, middle, middle - 16 + row);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) triangle.put(c[n], later, 4 * (block >> 1) + n);
+    } else {
+        float c[4][4] = {};
+        int later = 32 + 8 * block + row;
+        decayed.multiply_pairs<4, true>(c, later, 32, row);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) triangle.put(c[n], later, n);
     }
-    for (int S = 16; S > (second ? 0 : 2); S = second && S == 16 ? 2 : S / 2) {
+    for (int S = second ? 2 : 8; S > (second ? 1 : 2); S >>= 1) {
         float c[1][4] = {};
-        int middle, later, earlier;
-        if (S == 16) {
-            middle = 32 * (block >> 1) + 16;
-            later = middle + 8 * (block & 1) + row;
-            earlier = middle - 16 + 8 * second + row;
-        } else {
-            middle = 16 * block + row / S * 2 * S + S;
-            later = middle + row % S;
-            earlier = later - S;
-        }
-        decayed.multiply_pairs<1>(c, later, middle, earlier);
-        if (S == 16) {
-            triangle.put(c[0], later, (earlier - row) / 8);
-            continue;
-        }
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            int n = column + e, j = middle - S + n % S;
-            if (n / S != row / S) continue;
-            triangle.diagonal(block)[(j - 16 * block) * 16 + later - 16 * block] = c[0][e] * strength[later];
-            triangle.put_weight(later, j, c[0][2 + e]);
-        }
+        int middle = 16 * block + 2 * (row & -S) + S, later = middle + (row & S - 1);
+        decayed.multiply_pairs<1, true>(c, later, middle, later - S);
+        triangle.put_near(c[0], block, later, middle, S);
     }
-    {
-        float c[4] = {};
-#pragma unroll
-        for (int d = 0; d < WIDTH / 16; ++d) {
-            unsigned a[4], b[4];
-            fetch_matrices(a, tall<ROW>(queries, 16 * block, 2 * d));
-            fetch_matrices(b, flat<ROW>(keys, 16 * block, 2 * d));
-            multiply<BF16>(c, a, second ? b[2] : b[0], second ? b[3] : b[1]);
-        }
-        int i = 16 * block + 8 * second + row;
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-            if (column + e == row) triangle.put_weight(i, i, second ? c[2 + e] : c[e]);
+    if (second) {
+        float c[1][4] = {};
+        int later = 16 * block + 2 * row + 1;
+        decayed.multiply_pairs<1, false>(c, later, later, later - 1);
+        triangle.put_near(c[0], block, later, later, 1);
+        triangle.put_own(keys, block);
     }
     __syncthreads();
     write_rows<8, 8, 8>((char*)P + first * SIZE * 2, heads * SIZE, upper, 8 * warp, piece.length, 0);
