@@ -95,6 +95,26 @@ def test_marlin_product(benchmark, side, M):
             scales(ml_dtypes.bfloat16))  # fmt: skip
 
 
+@pytest.mark.parametrize("M", [1, 32])
+@pytest.mark.parametrize("side", SIDES)
+def test_fp4_marlin_product(benchmark, side, M):
+    """MXFP4; the peer has its weights in plain order."""
+
+    def ours(x, w, s):
+        return oracle.apply_fp4_marlin_linear(x, w.reshape(K // 16, N * 2), s)
+
+    def peer(x, w, s):
+        import torch
+
+        grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+        weights = grid[nibbles(w, 0).long()].view(-1, 32, N) * torch.exp2(s.double() - 127)[:, None]
+        return (x.double() @ weights.view(K, N)).bfloat16()
+
+    exponents = RNG.integers(110, 130, (K // 32, N)).astype(np.uint8)
+    compare(benchmark, side, f"apply_fp4_marlin_linear {M}x{K}x{N}", ours, peer, normal(M, K), words(K // 8, N),
+            exponents)  # fmt: skip
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_w4a8_product(benchmark, side):
     codes = (RNG.integers(-0x7E, 0x7F, (32, K)) % 0xFF).astype(np.uint8)

@@ -14,6 +14,7 @@ from .device_cases import cases, device_ops
 from .device_run import Emulated, check_case
 from .device_wrongs_attention import WRONGS as ATTENTION
 from .device_wrongs_chunks import WRONGS as CHUNKS
+from .device_wrongs_fp4 import WRONGS as FP4
 from .device_wrongs_fp8 import WRONGS as FP8
 from .device_wrongs_ggml import WRONGS as GGML
 from .device_wrongs_lowbit import WRONGS as LOWBIT
@@ -131,7 +132,7 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **ATTENTION, **CHUNKS, **FP8, **GGML, **LOWBIT, **MOE, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
+    **ATTENTION, **CHUNKS, **FP4, **FP8, **GGML, **LOWBIT, **MOE, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
     **SSD,
 }  # fmt: skip
 

@@ -12,9 +12,10 @@ from vtlab import oracle
 
 from .compare import assert_bytes
 from .harness import case, checks, mutations
-from .lowbit_loops import both, refuses, same_as_goldens
+from .lowbit_loops import both, codes, packed, product, refuses, same_as_goldens
 from .quant_codes import MAGNITUDES
-from .scalar import draw, floats
+from .scalar import draw, floats, rounded
+from .test_fp4 import SIZES
 
 HALVES = ("bfloat16", "float16")
 BF16, U8, F32 = ml_dtypes.bfloat16, np.uint8, np.float32
@@ -86,8 +87,72 @@ def test_fp4_scales_against_vllm():
     same_as_goldens("nvfp4_marlin_process_scales", "nvfp4_marlin_process_global_scale", "mxfp4_marlin_process_scales")
 
 
+K, N = 64, 128
+
+
+def linear(kind: str, nvfp4: bool, seed: int, k: int = K, n: int = N):
+    """(what the op is given besides rows, weights [k, n] before their global scale as numbers, the global scale)."""
+    q, rng = codes(4, k, n, seed=seed), np.random.Generator(np.random.PCG64(seed))
+    group = 16 if nvfp4 else 32
+    exponents, values = rng.integers(118, 135, (k // group, n)).astype(U8), rng.integers(8, 0x7F, (k // group, n))
+    table = [[float(MAGNITUDES[v]) if nvfp4 else math.ldexp(1, int(e) - 127) for v, e in zip(*rows)]
+             for rows in zip(values, exponents)]  # fmt: skip
+    w = [[float(SIZES[c % 8]) * (-1) ** (c // 8) * table[row // group][column] for column, c in enumerate(line)]
+         for row, line in enumerate(q.tolist())]  # fmt: skip
+    given = {"weight": oracle.gptq_marlin_repack(packed(q, 4, 0), bits=4)}
+    if not nvfp4:
+        both_ways = oracle.marlin_permute_scales(exponents.astype(np.float32), size_k=k, group_size=group)
+        return given | {"weight_scale": oracle.mxfp4_marlin_process_scales(both_ways.astype(U8))}, w, 1.0
+    s = oracle.marlin_permute_scales(np.array(table).astype(getattr(ml_dtypes, kind, kind)), size_k=k, group_size=group)
+    scale, factor = oracle.nvfp4_marlin_process_scales(s, a_dtype=kind)
+    g = F32([0.0137])
+    lifted = oracle.nvfp4_marlin_process_global_scale(g, a_dtype=kind) / factor
+    return given | {"weight_scale": scale, "weight_global_scale": lifted}, w, float(g[0])
+
+
+@checks("apply_fp4_marlin_linear", cases=[case(kind="bfloat16", form=1), case(kind="float16", form=1),
+                                          case(kind="bfloat16", form=0)])  # fmt: skip
+def test_linears_against_exact_sums(case):
+    """What the ops of these families make of plain codes and scales gives the plain product."""
+    given, w, g = linear(case.kind, bool(case.form), 5)
+    x, bias = draw((3, K), case.kind, 3), draw((N,), case.kind, 4)
+    plain = product(x, w, lambda value, m, n: rounded(value * g, case.kind))
+    assert_bytes(oracle.apply_fp4_marlin_linear(x, **given), plain)
+    raised = product(x, w, lambda value, m, n: rounded(rounded(value * g, case.kind) + float(bias[n]), case.kind))
+    assert_bytes(oracle.apply_fp4_marlin_linear(x, bias=oracle.marlin_permute_bias(bias), **given), raised)
+    assert oracle.apply_fp4_marlin_linear(x[:0], **given).shape == (0, N)
+
+
+@checks("apply_fp4_marlin_linear")
+def test_the_mirror_is_that_of_the_plain_product():
+    given, w, _ = linear("bfloat16", False, 6, k=1088)
+    x = draw((2, 1088), "bfloat16", 7)
+    wide = np.ascontiguousarray(np.array(w, F32).T).astype(BF16)
+    assert_bytes(oracle.apply_fp4_marlin_linear.mirror(x, **given), oracle.matmul_bt.mirror(x, wide))
+
+
+def test_an_exponent_of_255_makes_its_columns_nan():
+    given, _, _ = linear("bfloat16", False, 8)
+    given["weight_scale"][0, 0] = 255
+    for run in (oracle.apply_fp4_marlin_linear, oracle.apply_fp4_marlin_linear.mirror):
+        isnan = np.isnan(run(draw((3, K), "bfloat16", 9), **given).astype(F32))
+        assert isnan[:, 0].all() and isnan.sum() == 3
+
+
 S = np.ones((2, 8), BF16)
+NV, MX = linear("bfloat16", True, 10)[0], linear("bfloat16", False, 11)[0]
+X = draw((2, K), "bfloat16", 12)
 REFUSED = {
+    "apply_fp4_marlin_linear": [
+        ("input", lambda f: f(X.astype(np.float16), **MX)),
+        ("weight", lambda f: f(X, **NV | {"weight": NV["weight"][:, :-2].copy()})),
+        ("weight_scale", lambda f: f(X, **NV | {"weight_scale": MX["weight_scale"]})),
+        ("weight_scale", lambda f: f(X, **MX | {"weight_scale": NV["weight_scale"]})),
+        ("weight_scale", lambda f: f(X, **NV | {"weight_scale": NV["weight_scale"] & 0x7F})),
+        ("weight_scale", lambda f: f(X, **NV | {"weight_scale": np.full_like(NV["weight_scale"], 0xF8)})),
+        ("weight_global_scale", lambda f: f(X, **NV | {"weight_global_scale": F32([1, 2])})),
+        ("bias", lambda f: f(X, bias=np.zeros(N, np.float16), **NV)),
+    ],
     "nvfp4_marlin_process_scales": [
         ("marlin_scales", lambda f: f(-S)), ("marlin_scales", lambda f: f(S * BF16(math.nan))),
         ("marlin_scales", lambda f: f(S * BF16(512))), ("marlin_scales", lambda f: f(S[:, :6].copy())),
@@ -122,4 +187,14 @@ mutations("mxfp4_marlin_process_scales", {
     "never raised": ("marlin_scales + np.uint8(6)", "marlin_scales.copy()"),
     "columns in order": ("else lowbit.reordered(marlin_scales, _MIXED)", "else marlin_scales.copy()"),
     "raised by 8": ("np.uint8(6)", "np.uint8(8)"),
+})  # fmt: skip
+mutations("apply_fp4_marlin_linear", {
+    "scales as they lie": ("lowbit.reordered(lowbit.reordered(weight_scale, _MIXED), lowbit.MARLIN_GROUPED)",
+                           "lowbit.reordered(weight_scale, lowbit.MARLIN_GROUPED)", "_fp4_weights"),
+    "lifted scales": ("nx.const(1 / _LIFT)", "nx.const(1)", "_fp4_weights"),
+    "the global scale of float16": ("[input.dtype.name]", "['float16']"),
+    "the bias in float32": ("rounded(nx, out, input.dtype), nx.load(marlin", "out, nx.load(marlin"),
+    "the bias as it lies": ("nx.load(marlin_permute_bias.body(nx, bias))", "nx.load(bias)"),
+    "scales of other groups": ("scales.repeat(len(codes) // len(scales), axis=0)",
+                               "np.tile(scales, (len(codes) // len(scales), 1))", "_fp4_weights"),
 })  # fmt: skip
