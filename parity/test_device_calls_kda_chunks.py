@@ -104,6 +104,18 @@ def test_one_token_of_a_chunk_forgets_it_all(device):
     assert_rel_l2(state, last, 2.0**-8)
 
 
+@pytest.mark.parametrize("token", [12, 17])
+def test_infinite_gates_are_nan_where_the_mirrors_are(device, token):
+    call = prompt(CORES, 18)
+    call["g1"][token, 0, 3] = np.inf
+    state = call["state"].copy()
+    want = oracle.kda_chunk_prefill.mirror(**call | {"state": state})
+    out, after = run(device, call)
+    assert_bytes(np.isnan(out.astype(float)), np.isnan(want.astype(float)))
+    assert_bytes(np.isnan(after), np.isnan(state))
+    assert np.isnan(out[token:, 0].astype(float)).all() and not np.isnan(out[:, 1].astype(float)).any()
+
+
 @pytest.mark.parametrize("multiprocessors", [0, 1 << 20])
 def test_how_work_is_cut_changes_no_byte(device, multiprocessors, monkeypatch):
     """Two stages or three."""

@@ -279,7 +279,8 @@ extern "C" __global__ void __launch_bounds__(PREPARING, 2)
             load(x, queries + at, 0, BF16);
             load(sum, sums + i * APART + 8 * vector, 0, F32);
 #pragma unroll
-            for (int j = 0; j < 8; ++j) x[j] = through(x[j] * scale, BF16) * fast_exp2(sum[j]);
+            for (int j = 0; j < 8; ++j)  // an infinite sum makes NaN of its token, whose own decay is inf - inf
+                x[j] = through(x[j] * scale, BF16) * fast_exp2(sum[j]) + (sum[j] - sum[j]);
             if (i < piece.length) store(qg, first * WIDTH + i * step + 8 * vector, x, BF16);
             copy_or_zero(queries + at, (const char*)v + (first * WIDTH + i * step + vector * 8) * 2, i < piece.length);
         });
