@@ -29,8 +29,8 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embed
 NTK = {"rope_type": "dynamic", "rope_theta": 1e4}
 CASES = {  # name: rope_parameters, head_size, max_position, is_neox
     "default": ({"rope_theta": 1e4}, 64, 96, True),
-    "default_long": ({"rope_theta": 1e6}, 32, 4096, True),
-    "default_131k": ({"rope_theta": 5e5}, 4, 131072, True),
+    "default_long": ({"rope_theta": 1e6}, 8, 4096, True),
+    "default_131k": ({"rope_theta": 5e5}, 2, 131072, True),
     "partial": ({"rope_theta": 1e7, "partial_rotary_factor": 0.25}, 256, 64, True),
     "gptj": ({"rope_theta": 1e4, "partial_rotary_factor": 0.5}, 128, 64, False),
     "rope_dim": ({"rope_theta": 1e4, "rope_dim": 48}, 128, 33, True),

@@ -92,3 +92,23 @@ def run(family: str, script: str, capture: Callable[[Record], None], **more: obj
     capture(record)
     record.save(arguments.out, **more)
     raise SystemExit(1 if record.errors else 0)
+
+
+def run_cuda(families: Mapping[str, Callable[[Record], None]], script: str, about_script: str) -> None:
+    """The command line of an ops_cuda_<what>.py: `--out FOLDER [--families …]`; prints how many cases failed."""
+    parser = argparse.ArgumentParser(description=about_script, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--families", nargs="+", default=list(families), choices=list(families))
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a GPU")
+    import vllm._custom_ops  # noqa: F401  registers torch.ops._C
+
+    missing = 0
+    for family in arguments.families:
+        record = Record(family, script)
+        with record.attempt("the family as a whole"):
+            families[family](record)
+        record.save(arguments.out)
+        missing += len(record.errors)
+    print("cases that failed:", missing)
