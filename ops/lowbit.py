@@ -218,24 +218,22 @@ def allspark_scale_place(n: np.ndarray) -> np.ndarray:
 
 @cache
 def fragment_order() -> np.ndarray:
-    """The order of 16 (n) x 64 (k) codes, n * 64 + k, as a warp multiplies them with m64n?k32 of 8-bit operands.
+    """The order of 16 (n) x 32 (k) codes, n * 32 + k, as a warp multiplies them with m64n?k32 of 8-bit operands.
 
-    Lane l holds 32 neighbours, 16 for each of two instructions s: value v of 16 is row l / 4 + 8 (v / 4 % 2) and
-    k = 32 s + 4 (l % 4) + v % 4 + 16 (v / 8).
+    Lane l holds 16 neighbours: value v is row l / 4 + 8 (v / 4 % 2) and k = 4 (l % 4) + v % 4 + 16 (v / 8).
     """
-    lane, rest = np.divmod(np.arange(1024), 32)
-    s, v = np.divmod(rest, 16)
-    return (lane // 4 + 8 * (v // 4 % 2)) * 64 + 32 * s + 4 * (lane % 4) + v % 4 + 16 * (v // 8)
+    lane, v = np.divmod(np.arange(512), 16)
+    return (lane // 4 + 8 * (v // 4 % 2)) * 32 + 4 * (lane % 4) + v % 4 + 16 * (v // 8)
 
 
 def fragments(codes: np.ndarray) -> np.ndarray:
-    """[K, N] codes -> [N * K], tiles of 16 columns x 64 rows, the tiles of 16 columns one after the other."""
+    """[K, N] codes -> [K * N], tiles of 16 columns x 32 rows, along N first."""
     k, n = codes.shape
-    tiles = codes.reshape(k // 64, 64, n // 16, 16).transpose(2, 0, 3, 1)
+    tiles = codes.reshape(k // 32, 32, n // 16, 16).transpose(0, 2, 3, 1)
     return reordered(np.ascontiguousarray(tiles).reshape(-1), fragment_order())
 
 
 def fragment_rows(flat: np.ndarray, k: int, n: int) -> np.ndarray:
     """The inverse of `fragments`."""
     plain = reordered(flat, inverse(fragment_order()))
-    return plain.reshape(n // 16, k // 64, 16, 64).transpose(1, 3, 0, 2).reshape(k, n)
+    return plain.reshape(k // 32, n // 16, 16, 32).transpose(0, 3, 1, 2).reshape(k, n)

@@ -120,10 +120,10 @@ def convert_packed_uint4b8_to_signed_int4(nx, t):
 
 
 def _whole_tiles(arguments, axes):
-    """K is a multiple of 64, N of 16"""
+    """K is a multiple of 32, N of 16"""
     rows, columns = arguments["b"].shape
-    if rows % 8 or columns % 16:
-        raise refuse("b", f"shape {(rows, columns)}", "rows in eights, K = 64, and columns in sixteens")
+    if rows % 4 or columns % 16:
+        raise refuse("b", f"shape {(rows, columns)}", "rows in fours, K = 32, and columns in sixteens")
 
 
 _WORDS = {
@@ -134,9 +134,9 @@ _WORDS = {
     "parity": Parity("bytes"),
     "mirror": EXACT,
     "nan": "none",
-    "layout": "tiles of 64 (k) x 16 (n), along k first: value v of lane l is k = 32 (v / 16) + 4 (l % 4) + v % 4 + "
-    "16 (v / 8 % 2), n = l / 4 + 8 (v / 4 % 2); this order is vtlab's, CUTLASS's own is in no document",
-    "examples": ({"W": 8, "N": 32}, {"W": 16, "N": 16}),
+    "layout": "column after column (vLLM's result is column-major), the words are tiles of 32 (k) x 16 (n), along n "
+    "first: value v of lane l is k = 4 (l % 4) + v % 4 + 16 (v / 8), n = l / 4 + 8 (v / 4 % 2)",
+    "examples": ({"W": 4, "N": 32}, {"W": 16, "N": 16}),
     "requires": (_whole_tiles,),
 }
 
@@ -151,18 +151,18 @@ def cutlass_encode_and_reorder_int4b(nx, b):
     """Codes v = 1 ... 7 become 8 - v, others stay, and codes are in the order in which a warp's lanes multiply them.
 
     Shapes: b int32 [K / 8, N], two's complement of 4 bits packed along K; out int32 of that shape in name only: its
-    flat words are tiles.
+    words, column after column, are tiles.
     Rounding points: none.
-    Errors: ContractError for a K that is no multiple of 64, an N that is none of 16.
-    Source: vllm/_custom_ops.py, cutlass_encode_and_reorder_int4b; PTX ISA, wgmma.m64nNk32 for the fragments.
+    Errors: ContractError for a K that is no multiple of 32, an N that is none of 16.
+    Source: vllm/_custom_ops.py, cutlass_encode_and_reorder_int4b, its results on an H200.
     """
     flat = lowbit.fragments(encoded(lowbit.unpack(b, 4, 0)))
-    return lowbit.pack(flat, 4, 0).reshape(b.shape)
+    return np.ascontiguousarray(lowbit.pack(flat, 4, 0).reshape(b.shape[::-1]).T)
 
 
 def encoded_rows(b: np.ndarray) -> np.ndarray:
     """Encoded codes [K, N] of reordered words [K / 8, N]."""
-    return lowbit.fragment_rows(lowbit.unpack(b.reshape(-1), 4, 0), 8 * b.shape[0], b.shape[1])
+    return lowbit.fragment_rows(lowbit.unpack(b.T.reshape(-1), 4, 0), 8 * b.shape[0], b.shape[1])
 
 
 @op(upstream="vllm/_custom_ops.py: cutlass_encode_and_reorder_int4b, undone", **_WORDS)

@@ -21,7 +21,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
                                               "at = at / count * count + joined"),
     },
     "machete": {
-        "zeros left out": ("return W::ZEROS_ADDED ? fma_pair<KIND>(value, N::ONE, zero[p]) : value;", "return value;"),
+        "zeros left out": ("W::ZEROS_ADDED ? zero[p] : N::MINUS_ZERO", "N::MINUS_ZERO"),
         "the sign of the eighth bit": ("bias ? N::MINUS_ZERO : 0x43004300u", "N::MINUS_ZERO"),
         "the upper half of a block": ("(n & 64) * (8 * BITS)", "0"),
     },

@@ -67,7 +67,11 @@ def test_machete_against_exact_sums(case):
         w = weights(q, kind.bias, s, rows)
         if zeros is not None:
             table = [floats(row) for row in zeros]
-            w = [[rounded(v + z, t) for v, z in zip(row, table[rows[i]])] for i, row in enumerate(w)]
+            factors = [floats(row) for row in s]
+            w = [
+                [rounded(int(c) * f + z, t) for c, f, z in zip(q[i], factors[row], table[row])]
+                for i, row in enumerate(rows)
+            ]
         call = oracle.machete_prepack_b(packed(q, kind.bits, 0), bits=kind.bits), s, zeros
         got = oracle.machete_mm(x, *call, quant_type=case.quant_type)
         assert_bytes(got, product(x, w, lambda value, m, n: rounded(value, t)))
@@ -77,12 +81,16 @@ def test_machete_against_exact_sums(case):
 
 @checks("machete_mm", "machete_prepack_b")
 def test_machete_multiplies_what_the_quantiser_gave():
-    """The weights that the reference quantiser states, zero points after the scales."""
+    """The weights that the reference quantiser states, zero points after the scales: but for its second rounding."""
     w, x = draw((128, 128), "float16", 4, 0.02), draw((2, 128), "float16", 5)
     w_ref, q, s, zp = oracle.quantize_weights(w, quant_type="uint4", group_size=64, zero_points_after_scales=True)
     zeros = -(s.astype(np.float32) * zp).astype(np.float16)
     got = oracle.machete_mm(x, oracle.machete_prepack_b(packed(q, 4, 0), bits=4), s, zeros, quant_type="uint4")
-    assert_bytes(got, oracle.matmul_bt(x, np.ascontiguousarray(w_ref.T)))
+    factors, shifts = (value.astype(np.float64).repeat(64, 0) for value in (s, zeros))
+    once = (q * factors + shifts).astype(np.float16)
+    apart, sizes = once.astype(np.float64) - w_ref.astype(np.float64), (np.abs(q * factors), np.abs(once))
+    assert (np.abs(apart) <= sum(np.spacing(size.astype(np.float16)).astype(np.float64) for size in sizes)).all()
+    assert_bytes(got, oracle.matmul_bt(x, np.ascontiguousarray(once.T)))
 
 
 def whereabouts(byte: int, rows: int) -> tuple[int, int]:
@@ -188,8 +196,10 @@ mutations("machete_unpack_b", {
     "columns turned round": ("columns), bits, 0)", "columns)[:, ::-1], bits, 0)"),
 })  # fmt: skip
 mutations("machete_mm", {
-    "one rounding of q * s + z": ("scaled = rounded(nx, ", "scaled = (lambda nx, x, dtype: x)(nx, ", "_weights"),
-    "zeros taken off": ("nx.add(scaled,", "nx.sub(scaled,", "_weights"),
+    "two roundings": ("TRUTH.fma(TRUTH.load(by_groups(q, len(scales))), *of_group)",
+                      "TRUTH.add(TRUTH.load(TRUTH.store(TRUTH.mul(TRUTH.load(by_groups(q, len(scales))), of_group[0]), "
+                      "scales.dtype)), of_group[1])", "_weights"),
+    "zeros taken off": ("sums = TRUTH.fma(", "sums = -TRUTH.fma(-", "_weights"),
     "no bias": ("q, kind.bias, scales", "q, 0, scales", "_weights"),
 })  # fmt: skip
 mutations("allspark_repack_weight", {

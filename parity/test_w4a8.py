@@ -81,23 +81,22 @@ ENCODED = [0, 7, 6, 5, 4, 3, 2, 1, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
 def reordered(q: np.ndarray) -> np.ndarray:
-    """Tiles of 16 columns, then of 64 rows, lane after lane: two instructions, rows of four neighbours, halves."""
+    """Tiles of 32 rows, then of 16 columns, lane after lane: rows of four neighbours, halves; columns end to end."""
     flat = []
-    for n0 in range(0, q.shape[1], 16):
-        for k0 in range(0, len(q), 64):
+    for k0 in range(0, len(q), 32):
+        for n0 in range(0, q.shape[1], 16):
             for lane in range(32):
-                for k1 in (0, 32):
-                    for far in (0, 16):
-                        for low in (0, 8):
-                            flat += [
-                                ENCODED[q[k0 + k1 + far + 4 * (lane % 4) + i, n0 + lane // 4 + low]] for i in range(4)
-                            ]
-    return packed(np.array([flat], np.int32), 4, 1).reshape(len(q) // 8, q.shape[1])
+                for far in (0, 16):
+                    for low in (0, 8):
+                        row, column = k0 + far + 4 * (lane % 4), n0 + lane // 4 + low
+                        flat += [ENCODED[q[row + i, column]] for i in range(4)]
+    words = packed(np.array([flat], np.int32), 4, 1).reshape(-1)
+    return np.array([[words[n * (len(q) // 8) + w] for n in range(q.shape[1])] for w in range(len(q) // 8)], np.int32)
 
 
 @checks("cutlass_encode_and_reorder_int4b", "cutlass_decode_int4b")
 def test_encoded_tiles_against_lanes():
-    for k, n in ((128, 48), (64, 16)):
+    for k, n in ((128, 48), (32, 16)):
         q = codes(4, k, n)
         plain = packed(q, 4, 0)
         got = both("cutlass_encode_and_reorder_int4b", plain)
@@ -220,12 +219,12 @@ mutations("cutlass_encode_and_reorder_int4b", {
     "never encoded": ("encoded(lowbit.unpack(b, 4, 0))", "lowbit.unpack(b, 4, 0)"),
     "negative codes too": ("(q > 0) & (q < 8)", "q > 0", "encoded"),
     "halves before fours": ("v // 4 % 2", "v // 8", LOWBIT + "fragment_order"),
-    "tiles along N first": (".transpose(2, 0, 3, 1)", ".transpose(0, 2, 3, 1)", LOWBIT + "fragments"),
+    "tiles along K first": (".transpose(0, 2, 3, 1)", ".transpose(2, 0, 3, 1)", LOWBIT + "fragments"),
 })  # fmt: skip
 mutations("cutlass_decode_int4b", {
     "still encoded": ("encoded(encoded_rows(b))", "encoded_rows(b)"),
     "the order again": ("inverse(fragment_order())", "fragment_order()", LOWBIT + "fragment_rows"),
-    "words of columns": ("b.reshape(-1)", "b.T.reshape(-1)", "encoded_rows"),
+    "words of rows": ("b.T.reshape(-1)", "b.reshape(-1)", "encoded_rows"),
 })  # fmt: skip
 mutations("cutlass_pack_scale_fp8", {
     "from -7": ("np.arange(-8, 0)", "np.arange(-7, 1)"),

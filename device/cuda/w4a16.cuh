@@ -92,8 +92,7 @@ template <int KIND, class W> struct Group {
             value = fma_pair<KIND>((raw & mask) | N::BASE, N::ONE, (raw & 0x00800080u) ^ 0xc380c380u);
             if (W::ZEROS_ADDED) value = fma_pair<KIND>(value, N::ONE, bias ? N::MINUS_ZERO : 0x43004300u);
         }
-        value = fma_pair<KIND>(value, scale[p], N::MINUS_ZERO);
-        return W::ZEROS_ADDED ? fma_pair<KIND>(value, N::ONE, zero[p]) : value;
+        return fma_pair<KIND>(value, scale[p], W::ZEROS_ADDED ? zero[p] : N::MINUS_ZERO);
     }
 };
 
