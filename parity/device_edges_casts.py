@@ -95,6 +95,26 @@ def _ranges(kind) -> np.ndarray:
     return np.clip(x, np.finfo(kind).min, np.finfo(kind).max).astype(kind)
 
 
+def _scattered(T: int, k: int, E: int, alignment: int, **more) -> dict:
+    """As many rows as any choice of experts needs."""
+    rows = T * k + min(T * k, E) * (alignment - 1)
+    return {"R": -(-rows // alignment) * alignment, "T": T, "k": k, "num_experts": E, "alignment": alignment, **more}
+
+
+def _columns(M: int, half: int, **more) -> dict:
+    return {"M": M, "I": half, "G": half // 128, **more}
+
+
+def _masked(E: int, T: int, half: int, counts: tuple, **more) -> dict:
+    return {"E": E, "T": T, "I": half, "G": half // 128, "counts": np.int32(counts), **more}
+
+
+def _every_gate(up: float) -> np.ndarray:
+    """[4, 2 * 16384]: every bfloat16 as a gate, against one factor, small ones with small ones."""
+    gates = _HALVES.reshape(4, -1)
+    return np.concatenate([gates, np.full(gates.shape, up, gates.dtype)], axis=1)
+
+
 EDGES: dict[str, list[dict]] = {
     "per_token_cast_to_fp8": [
         *(_token(5, K, x=kind, ue8m0=how) for K in (384, 200, 7) for kind in _KINDS for how in _POWERS),
@@ -137,6 +157,32 @@ EDGES: dict[str, list[dict]] = {
         *(_quantised(64, 40, 16, quant_type, w=_ranges(kind)) for kind in (np.float16, np.float32)
           for quant_type in ("uint3b4", "uint4")),
         _quantised(4, 0, 2, "uint4b8"), _quantised(3, 5, 1, "uint8", w="bfloat16"),
+    ],
+    "ep_scatter": [
+        *(_scattered(T, k, E, align, H=H, G=G) for T, k, E, align, H, G in
+          ((37, 4, 9, 16, 144, 3), (1, 8, 40, 128, 32, 1), (700, 6, 33, 8, 16, 2), (5, 2, 3, 1, 7, 2), (3, 2, 2, 4, 16, 0))),
+        _scattered(300, 8, 5, 4, H=16, G=1, N=12, expert_map="int32", topk_ids="int64"),
+        _scattered(4, 0, 3, 8, H=16, G=1), _scattered(2, 2, 3, 8, H=0, G=1),
+    ],
+    "ep_gather": [
+        *({"R": 40, "H": H, "T": 9, "k": k, "a": kind}
+          for H, k in ((264, 8), (64, 11), (7, 3)) for kind in _KINDS),
+        {"R": 40, "H": 2048, "T": 70, "k": 2, "a": "bfloat16"}, {"R": 0, "H": 8, "T": 2, "k": 2},
+        {"R": 3, "H": 8, "T": 0, "k": 2}, {"R": 3, "H": 0, "T": 2, "k": 2},
+    ],
+    "silu_mul_per_token_group_quant_fp8_colmajor": [
+        *(_columns(5, 384, x=kind, ue8m0=ue8m0, **more) for kind in _KINDS for ue8m0 in (False, True)
+          for more in ({}, {"clamp_limit": 0.75, "alpha": 1.702, "beta": 1.0}, {"clamp_limit": 1.3})),
+        _columns(33, 4096, x=np.tile(_draw(33, 256, seed=1) / 16, (1, 32)).astype(ml_dtypes.bfloat16), clamp_limit=7.0),
+        _columns(4, 1 << 14, x=_every_gate(0.7109375)), _columns(3, 0),
+        _columns(3, 128, x=np.zeros((3, 256), np.float32), beta=-0.0),
+    ],
+    "silu_mul_masked_quant": [
+        *(_masked(5, 7, 256, (0, 7, 1, 0, 3), x=kind, ue8m0=ue8m0) for kind in _KINDS for ue8m0 in (False, True)),
+        _masked(33, 9, 128, tuple(i * 5 % 10 for i in range(33)), x="bfloat16"),
+        _masked(2, 20, 1408, (20, 11), x="bfloat16"), _masked(1, 3, 128, (0,), x="bfloat16"),
+        *(_masked(4, 1, 1 << 14, (1, 1, 1, 1), x=_every_gate(up)[:, None]) for up in (1.0, 0.7109375)),
+        _masked(2, 3, 128, (2, 3), scale=np.zeros((2, 1, 3), np.float32).swapaxes(1, 2)),
     ],
     "mxfp4_quant": [
         *({"...": (5,), "K": K, "x": kind, "rounding": rounding}
