@@ -18,6 +18,7 @@ from .kv_cache import apart, takes_writes
 from .quant_fp8 import e4m3, in_groups, largest, lay_out, single
 
 _ROW = "KERNEL-GEMM-DEEPGEMM"
+_BATCHED = "vllm/model_executor/layers/fused_moe/experts/batched_deep_gemm_moe.py"
 _UTILS = "vllm/model_executor/layers/fused_moe/deep_gemm_utils.py"
 BLOCK = 128
 _CODES = ("uint8",)
@@ -150,7 +151,8 @@ def _weighted(arguments, results):
     args={
         "a": Tensor("R H", layout="rows"),
         "topk_weights": Tensor("T k", ("float32",)),
-        "inv_perm": Tensor("T k", ("int32",), values=lambda rng, axes: rng.integers(-1, axes["R"], (axes["T"], axes["k"]))),
+        "inv_perm": Tensor("T k", ("int32",),
+                           values=lambda rng, axes: rng.integers(-1, axes["R"], (axes["T"], axes["k"]))),
     },
     returns={"out": Tensor("T H", like="a")},
     rounding=("out = round(sum_r f32(w_r * a_r)), the sum in float32",),
@@ -190,7 +192,7 @@ def whole_groups(arguments, axes):
 
 
 def _group_codes(nx, y, ue8m0):
-    """(codes [..., I], scales [..., I / 128]) of values: scale = max(max|y|, 1e-10) * f32(1 / 448), code = e4m3(y / scale)."""
+    """(codes [..., I], scales [..., I / 128]) of values: the scale by a product with f32(1 / 448), codes by division."""
     grouped = in_groups(nx, y, BLOCK)
     scale = single(nx, nx.mul(nx.maximum(largest(nx, grouped), _LEAST), _RECIPROCAL))
     if ue8m0:
@@ -247,8 +249,8 @@ def silu_mul_per_token_group_quant_fp8_colmajor(nx, x, *, clamp_limit=None, alph
     """y = gate * sigmoid(alpha * gate) * (up + beta); scale = max(max|y|, 1e-10) / 448 over 128; out = e4m3(y / scale).
 
     Shapes: x [M, 2*I] of dtype T, gate half first; out codes [M, I]; scale float32 [M, I / 128].
-    Rounding points: to T after every step up to y; then the scale, a product with f32(1 / 448), and the quotient, a true
-    division, to float32. ue8m0 is the "log2" of `per_token_cast_to_fp8`.
+    Rounding points: to T after every step up to y; then the scale, a product with f32(1 / 448), and the quotient, a
+    true division, to float32. ue8m0 is the "log2" of `per_token_cast_to_fp8`.
     Errors: ContractError for an I that is no multiple of 128, a limit that is not positive. Upstream wants whole 128 of
     rows as well.
     Source: vllm/model_executor/layers/quantization/utils/fp8_utils.py.
@@ -300,7 +302,7 @@ def _results_apart(arguments, axes):
     nan="code 0x7F; passed over in the maximum. silu(-inf) is NaN",
     layout="scale: any strides; upstream's are (4 T G, 4, 4 T)",
     mutates=("codes", "scale"),
-    upstream="vllm/model_executor/layers/fused_moe/experts/batched_deep_gemm_moe.py: persistent_masked_m_silu_mul_quant",
+    upstream=f"{_BATCHED}: persistent_masked_m_silu_mul_quant",
     examples=(
         {"E": 3, "T": 4, "I": 128, "G": 1, "x": "bfloat16"},
         {"E": 2, "T": 2, "I": 256, "G": 2, "x": "float32", "ue8m0": True},
@@ -316,7 +318,8 @@ def silu_mul_masked_quant(nx, x, counts, codes, scale, *, ue8m0=False):
     Rounding points: y in float32, never in x's dtype; then the scale, a product with f32(1 / 448), and the quotient, a
     true division, to float32. ue8m0 is the "log2" of `per_token_cast_to_fp8`. vLLM's Triton kernel; its CUDA op rounds
     in bfloat16 on the way.
-    Errors: ContractError for an I that is no multiple of 128, counts beyond T, mismatched shapes, memory written and read.
+    Errors: ContractError for an I that is no multiple of 128, counts beyond T, mismatched shapes, memory both written
+    and read.
     Source: vllm/model_executor/layers/fused_moe/experts/batched_deep_gemm_moe.py, _silu_mul_fp8_quant_deep_gemm.
     """
     half = x.shape[-1] // 2
