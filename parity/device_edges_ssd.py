@@ -61,6 +61,7 @@ EDGES: dict[str, list[dict]] = {
         _cuts(7, Q=7, H=2, P=4, G=2, N=4, z="float16", D="float32", **_HALF), _cuts(Q=4, **_MAMBA),
     ],
     "ssd_chunk_prefill": [
+        _mamba(130, Q=192, x=_spoiled(130), H=1, P=64, G=1, N=16),
         _mamba(*_UNEVEN, Q=16, **_MAMBA, **_EACH, z="float32", dt_max=0.9), _mamba(0, 9, Q=4, H=2, P=64, G=1, N=64),
         _mamba(3, 0, 20, Q=16, H=2, P=64, G=1, N=16, **_X), _mamba(5, Q=64, H=2, P=8, G=2, N=16, **_HALF),
         _mamba(0, 0, Q=64, **_MAMBA, initial_states="bfloat16"), _mamba(70, Q=64, H=1, P=64, G=1, N=24, **_X),
@@ -68,7 +69,6 @@ EDGES: dict[str, list[dict]] = {
         _mamba(131, Q=128, H=1, P=64, G=1, N=128, **_X, z="bfloat16", D=_rows(1, 64)),
         _mamba(20, 70, Q=64, H=1, P=128, G=1, N=16, **_HALF, z="float16", initial_states="float16"),
         _mamba(0, 66, Q=192, H=1, P=64, G=1, N=96, **_HALF, D="float32"), _mamba(0, Q=64, H=1, P=64, G=1, N=64, **_X),
-        _mamba(130, Q=192, x=_spoiled(130), H=1, P=64, G=1, N=16),
     ],
     "ssd_recurrent": [
         _mamba(3, 0, 4, **_MAMBA, D="float32", z="float32", dt_bias="float32", dt_max=0.9),

@@ -16,6 +16,16 @@
 #define OUTPUT_NAMES                                                                                             \
     heads, width, groups, length, x, B, C, sums, dts, before, loud, starts, sequences, size, tokens, D, skip_step, z, out
 
+// The sums' columns 16 b ... 16 b + 15 of 32 rows += (first, second) right, two neighbouring `b` of `multiply`.
+template <int KIND, int N>
+VT_FN void multiply_pair(float (&sums)[2][N][4], int b, const unsigned (&first)[4], const unsigned (&second)[4],
+                         const unsigned (&right)[4]) {
+    multiply<KIND>(sums[0][2 * b], first, right[0], right[1]);
+    multiply<KIND>(sums[0][2 * b + 1], first, right[2], right[3]);
+    multiply<KIND>(sums[1][2 * b], second, right[0], right[1]);
+    multiply<KIND>(sums[1][2 * b + 1], second, right[2], right[3]);
+}
+
 template <int KIND, int VECTORS> VT_FN void outputs(OUTPUT_PARAMETERS) {
     constexpr int B_TILE = PART * VECTORS * 16, PAIR = B_TILE + PART_TILE;
     VT_SHARED(shared);
@@ -36,19 +46,19 @@ template <int KIND, int VECTORS> VT_FN void outputs(OUTPUT_PARAMETERS) {
     const bool whole = __any_sync(WARP_LANES, sound);
     const int end = whole || begin + OUT_ROWS > piece.length ? piece.length : begin + OUT_ROWS;
     const int blocks = (end + PART - 1) / PART;
-    const i64 x_step = heads * width, B_step = groups * length, x_at = (first * heads + head) * width + top * PART;
-    const i64 B_at = (first * groups + group) * length;
+    const int x_step = (int)(heads * width), B_step = (int)(groups * length);
+    const i64 x_at = (first * heads + head) * width + top * PART, B_at = (first * groups + group) * length;
+    const char *x_first = (const char*)x + x_at * 2, *B_first = (const char*)B + B_at * 2;
     const auto stage = [&](int k) { return ring + (k & 1) * PAIR; };
     const auto send = [&](int k) {
         if (k < blocks) {
-            const i64 t = (i64)k * PART;
-            send_some<VECTORS, PART>(stage(k), (const char*)B + (B_at + t * B_step) * 2, B_step, piece.length - k * PART, vectors);
-            send_some<PART_ROW, PART>(stage(k) + B_TILE, (const char*)x + (x_at + t * x_step) * 2, x_step,
-                                      piece.length - k * PART, PART_ROW);
+            const int rows = piece.length - k * PART;
+            send_some<VECTORS, PART>(stage(k), B_first + (i64)k * PART * 2 * B_step, B_step, rows, vectors);
+            send_some<PART_ROW, PART>(stage(k) + B_TILE, x_first + (i64)k * PART * 2 * x_step, x_step, rows, PART_ROW);
         }
         copies_close();
     };
-    send_some<VECTORS, OUT_ROWS>(C_tile, (const char*)C + (B_at + begin * B_step) * 2, B_step, own_rows, vectors);
+    send_some<VECTORS, OUT_ROWS>(C_tile, (const char*)C + (B_at + (i64)begin * B_step) * 2, B_step, own_rows, vectors);
     send_some<VECTORS, PART>(state, (const char*)before + (chunk * width + top * PART) * length * 2, length, PART, vectors);
     copies_close();
     send(0);
@@ -61,35 +71,28 @@ template <int KIND, int VECTORS> VT_FN void outputs(OUTPUT_PARAMETERS) {
     copies_wait<1>();
     __syncthreads();
 
+    unsigned left[2][VECTORS / 2][4];  // the warp's rows of C, for all products
     float y[2][8][4] = {};
 #pragma unroll
-    for (int k = 0; k < VECTORS / 2; ++k) {
-        unsigned left[2][4];
-        fetch_matrices(left[0], tall<VECTORS>(C_tile, 32 * warp, 2 * k));
-        fetch_matrices(left[1], tall<VECTORS>(C_tile, 32 * warp + 16, 2 * k));
+    for (int v = 0; v < VECTORS / 2; ++v) {
+        fetch_matrices(left[0][v], tall<VECTORS>(C_tile, 32 * warp, 2 * v));
+        fetch_matrices(left[1][v], tall<VECTORS>(C_tile, 32 * warp + 16, 2 * v));
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
             unsigned right[4];
-            fetch_matrices(right, flat<VECTORS>(state, 16 * b, 2 * k));
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-                multiply<KIND>(y[m][2 * b], left[m], right[0], right[1]);
-                multiply<KIND>(y[m][2 * b + 1], left[m], right[2], right[3]);
-            }
+            fetch_matrices(right, flat<VECTORS>(state, 16 * b, 2 * v));
+            multiply_pair<KIND>(y, b, left[0][v], left[1][v], right);
         }
     }
-    float own[2][2];
+    float own[4];  // sums of rows 8 i + row
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) own[m][half] = a[r0 + 16 * m + 8 * half + row];
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-        const float fade[2] = {fast_exp2(own[m][0]), fast_exp2(own[m][1])};
+    for (int i = 0; i < 4; ++i) {
+        own[i] = a[r0 + 8 * i + row];
+        const float fade = fast_exp2(own[i]);
 #pragma unroll
         for (int b = 0; b < 8; ++b)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) y[m][b][i] *= fade[i >> 1];
+            for (int e = 0; e < 2; ++e) y[i >> 1][b][2 * (i & 1) + e] *= fade;
     }
     __syncthreads();
     send(1);
@@ -99,59 +102,49 @@ template <int KIND, int VECTORS> VT_FN void outputs(OUTPUT_PARAMETERS) {
         __syncthreads();
         const unsigned char *B_tile = stage(k), *x_tile = B_tile + B_TILE;
         const int j0 = k * PART;
-        // 16 columns at a time, as far as the warp's last token reaches.
-        const int reach = whole ? 4 : (r0 + 32 - j0) / 16;
-        if (reach > 0) {
-            float scores[2][8][4] = {};
-#pragma unroll 2  // all of them spill on sm_120
-            for (int v = 0; v < VECTORS / 2; ++v) {
-                unsigned left[2][4];
-                fetch_matrices(left[0], tall<VECTORS>(C_tile, 32 * warp, 2 * v));
-                fetch_matrices(left[1], tall<VECTORS>(C_tile, 32 * warp + 16, 2 * v));
+#pragma unroll 1
+        for (int h = 0; h < PART; h += 32) {  // 32 columns at a time, as far as the warp's tokens reach
+            if (!whole && j0 + h > r0) break;
+            float scores[2][4][4] = {};
 #pragma unroll
-                for (int b = 0; b < 4; ++b) {
-                    if (b >= reach) continue;
+            for (int v = 0; v < VECTORS / 2; ++v)
+#pragma unroll
+                for (int b = 0; b < 2; ++b) {
                     unsigned right[4];
-                    fetch_matrices(right, flat<VECTORS>(B_tile, 16 * b, 2 * v));
-#pragma unroll
-                    for (int m = 0; m < 2; ++m) {
-                        multiply<KIND>(scores[m][2 * b], left[m], right[0], right[1]);
-                        multiply<KIND>(scores[m][2 * b + 1], left[m], right[2], right[3]);
-                    }
+                    fetch_matrices(right, flat<VECTORS>(B_tile, h + 16 * b, 2 * v));
+                    multiply_pair<KIND>(scores, b, left[0][v], left[1][v], right);
                 }
-            }
-            const bool mask = j0 + PART > r0;
+            const bool mask = j0 + h + 32 > r0;
 #pragma unroll
-            for (int b = 0; b < 4; ++b) {
-                if (b >= reach) continue;
+            for (int b = 0; b < 2; ++b) {
+                const int j = j0 + h + 16 * b + column;
+                float fade[4][4];  // of rows 8 i + row: two columns, and two eight further on
+#pragma unroll
+                for (int n = 0; n < 4; ++n)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) fade[i][n] = fade_of(own[i], a[j + 8 * (n >> 1) + (n & 1)]);
+                if (mask) {
+#pragma unroll
+                    for (int n = 0; n < 4; ++n)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i)
+                            if (j + 8 * (n >> 1) + (n & 1) > r0 + 8 * i + row) fade[i][n] = 0.0f;
+                }
                 unsigned p[2][4];
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
-                    const int j = j0 + 16 * b + 8 * n + column;
-                    const float late[2] = {a[j], a[j + 1]}, step[2] = {d[j], d[j + 1]};
+                    const float step[2] = {d[j + 8 * n], d[j + 8 * n + 1]};
 #pragma unroll
-                    for (int m = 0; m < 2; ++m)
-#pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            float w[2];
-#pragma unroll
-                            for (int e = 0; e < 2; ++e) {
-                                float fade = fade_of(own[m][half], late[e]);
-                                if (mask && j + e > r0 + 16 * m + 8 * half + row) fade = 0.0f;
-                                w[e] = scores[m][2 * b + n][2 * half + e] * fade * step[e];
-                            }
-                            p[m][2 * n + half] = pair<KIND>(w[0], w[1]);
-                        }
+                    for (int i = 0; i < 4; ++i) {
+                        const float *sum = scores[i >> 1][2 * b + n] + 2 * (i & 1), *f = fade[i] + 2 * n;
+                        p[i >> 1][2 * n + (i & 1)] = pair<KIND>(sum[0] * f[0] * step[0], sum[1] * f[1] * step[1]);
+                    }
                 }
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
                     unsigned right[4];
-                    fetch_transposed(right, tall<PART_ROW>(x_tile, 16 * b, 2 * c));
-#pragma unroll
-                    for (int m = 0; m < 2; ++m) {
-                        multiply<KIND>(y[m][2 * c], p[m], right[0], right[1]);
-                        multiply<KIND>(y[m][2 * c + 1], p[m], right[2], right[3]);
-                    }
+                    fetch_transposed(right, tall<PART_ROW>(x_tile, h + 16 * b, 2 * c));
+                    multiply_pair<KIND>(y, c, p[0], p[1], right);
                 }
             }
         }
@@ -186,7 +179,7 @@ template <int KIND, int VECTORS> VT_FN void outputs(OUTPUT_PARAMETERS) {
                 float low = y[m][b][2 * half], high = y[m][b][2 * half + 1];
                 if (z != nullptr && t < own_rows) {
                     float g0, g1;
-                    halves_of<KIND>(g0, g1, ((const unsigned*)z)[(x_at + (begin + t) * x_step + 8 * b + column) / 2]);
+                    halves_of<KIND>(g0, g1, ((const unsigned*)z)[(x_at + (i64)(begin + t) * x_step + 8 * b + column) / 2]);
                     low *= fast_act<true>(g0);
                     high *= fast_act<true>(g1);
                 }
@@ -194,7 +187,7 @@ template <int KIND, int VECTORS> VT_FN void outputs(OUTPUT_PARAMETERS) {
             }
         }
     warp_meets();
-    write_rows<VECTORS, PART_ROW, 32>((char*)out + (x_at + begin * x_step) * 2, x_step, C_tile, 32 * warp, own_rows, 0);
+    write_rows<VECTORS, PART_ROW, 32>((char*)out + (x_at + (i64)begin * x_step) * 2, x_step, C_tile, 32 * warp, own_rows, 0);
 }
 
 #define OUTPUTS(NAME, KIND, VECTORS)                                                                             \
