@@ -21,19 +21,19 @@ from .runtime import current
 from .scratch import scratch
 
 _OP, _FAMILY = "moe_grouped_gemm", "moe"
-_THREADS = 128
 _NAMES = {KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
 _LINE = 128
 """Bytes of a row that a stage of the ring holds, as in the .cu file; shorter rows do not go to tensor cores."""
 
 
 class _Form(NamedTuple):
-    """A kernel, the pairs and columns of its tile, and its stages."""
+    """A kernel, the pairs and columns of its tile, its stages and its threads."""
 
     kernel: str
     high: int
     across: int
     stages: int = 0
+    threads: int = 128
 
     @property
     def shared(self) -> int:
@@ -41,8 +41,13 @@ class _Form(NamedTuple):
 
 
 _EXACT, _EXACT_ANY = _Form("moe_exact", 8, 8), _Form("moe_exact_any", 8, 8)
-_CORES = ((8, _Form("moe_16", 16, 64, 5)), (24, _Form("moe_32", 32, 64, 4)), (None, _Form("moe_64", 64, 256, 2)))
-"""By pairs an expert, up to which a form serves: a higher tile reads less, a lower one wastes less."""
+_CORES = (
+    (192, _Form("moe_128", 128, 256, 3, 256)), (25, _Form("moe_64", 64, 256, 2)), (9, _Form("moe_32", 32, 64, 4)),
+    (0, _Form("moe_16", 16, 64, 5)),
+)  # fmt: skip
+"""By pairs an expert, from which on a form serves: a higher tile reads less, a lower one wastes less."""
+_FIXED = 2048
+"""Bytes of shared memory that a block may need beside its ring or its counts."""
 _SPARSE = 4
 """Experts a pair from which on hardly two pairs share one: to sort them would take longer than to read it twice."""
 _SORTERS, _FEW_PAIRS = (256, 1024), 2048
@@ -68,7 +73,8 @@ def _form(x, weight, dtype, pairs: int) -> _Form:
     whole = vectors(depth, (x, depth), (weight, depth)) and depth > 0
     if not whole or not on_tensor_cores(x, weight, dtype):
         return _EXACT if whole and depth % 16 == 0 else _EXACT_ANY
-    return next(form for most, form in _CORES if most is None or pairs <= most * experts)
+    room = current().shared_memory() - _FIXED
+    return next(form for least, form in _CORES if pairs >= least * experts and form.shared <= room)
 
 
 def most_tiles(pairs: int, experts: int, high: int) -> int:
@@ -94,7 +100,7 @@ def moe_grouped_gemm(x, weight, ids, weights=None, *, out_dtype=None, out=None):
     form = _form(x, weight, dtype, pairs)
     name = form.kernel + (f"_{_NAMES[kind(dtype)]}" if form.stages else "")
     buckets = 4 * (experts + 2)
-    if tokens == 1 or pairs * _SPARSE <= experts or buckets > current().shared_memory() - 1024:
+    if tokens == 1 or pairs * _SPARSE <= experts or buckets > current().shared_memory() - _FIXED:
         order, tiles, count = None, None, pairs
     else:
         count = most_tiles(pairs, experts, form.high)
@@ -106,5 +112,5 @@ def moe_grouped_gemm(x, weight, ids, weights=None, *, out_dtype=None, out=None):
         choices if len(x) != pairs else 1, experts, columns, depth, x, kind(x), weight, kind(weight), ids, weights,
         target, kind(target), order, tiles, count,
     ]  # fmt: skip
-    start(_OP, _FAMILY, name, count * -(-columns // form.across), (_THREADS, 1), args, form.shared)
+    start(_OP, _FAMILY, name, count * -(-columns // form.across), (form.threads, 1), args, form.shared)
     return target

@@ -70,7 +70,7 @@ def experts(step: Step, layer: Layer, hidden, routing: Routing):
     )  # fmt: skip
     up = layer.experts_up.weight.reshape(routing.experts, 2 * inner, width)
     down = layer.experts_down.weight.reshape(routing.experts, width, inner)
-    rows = lambda name, lanes: _choices(step.rows(name, k * lanes), lanes)
+    rows = lambda name, lanes: _choices(step, name, k, lanes)
     each = ops.moe_grouped_gemm(hidden, up, ids, out=rows("experts_up", 2 * inner))
     each = ops.silu_and_mul(each, rounding="vllm", out=rows("experts_activated", inner))
     each = ops.moe_grouped_gemm(each, down, ids, weights, out=rows("experts_down", width))
@@ -78,9 +78,10 @@ def experts(step: Step, layer: Layer, hidden, routing: Routing):
     return step.add("experts", routed, _shared(step, layer, hidden)) if routing.shared else routed
 
 
-def _choices(rows, lanes: int):
-    """A row for each choice of each token."""
-    return None if rows is None else rows.reshape(-1, lanes)
+def _choices(step: Step, name: str, k: int, lanes: int):
+    """Where to put a row for each choice of each token: given, so that a GPU need not wait to look at the ids."""
+    rows = step.rows(name, k * lanes)
+    return step.arrays.empty((step.tokens * k, lanes), step.dtype) if rows is None else rows.reshape(-1, lanes)
 
 
 def _shared(step: Step, layer: Layer, hidden):

@@ -7,7 +7,7 @@ import numpy as np
 
 _KINDS = ("bfloat16", "float16", "float32")
 _SCORES, _F32, _NONE = ("softmax", "sigmoid"), "float32", -np.inf
-_GROUPED = {"num_expert_group": 8, "topk_group": 4, "scoring": "sigmoid", "bias": "float32", "top_k": 8}
+_GROUPED = {"num_expert_group": 8, "topk_group": 4, "scoring": "sigmoid", "bias": _F32, "top_k": 8}
 
 
 def _same(T: int, E: int) -> np.ndarray:
@@ -35,7 +35,7 @@ EDGES: dict[str, list[dict]] = {
         {"T": 4, "E": 256, **_GROUPED, "bias": np.full(256, -0.75, np.float32), "logits": _same(4, 256)},
         {"T": 4, "E": 96, "top_k": 3, "num_expert_group": 48, "topk_group": 40},
         {"T": 4, "E": 120, "top_k": 30, "num_expert_group": 4, "topk_group": 1, "renormalize": False},
-        {"T": 3, "E": 64, "top_k": 40, "bias": "float32", "scoring": "softmax", "logits": "float16"},
+        {"T": 3, "E": 64, "top_k": 40, "bias": _F32, "scoring": "softmax", "logits": "float16"},
         {"T": 1100, "E": 8, "top_k": 2}, {"T": 2, "E": 1, "top_k": 1}, {"T": 0, "E": 8, "top_k": 2},
         *({"T": 3, "E": 32, "top_k": 2, "scoring": s, "logits": np.full((3, 32), _NONE, np.float32)} for s in _SCORES),
     ],
@@ -44,19 +44,19 @@ EDGES: dict[str, list[dict]] = {
         {"T": 300, "k": 2, "H": 136, "x": "bfloat16"}, {"T": 2, "k": 0, "H": 8}, {"T": 2, "k": 4, "H": 0},
     ],
     "moe_grouped_gemm": [
-        _cores(3, 3, 2, 300, 8, 88), _cores(80, 80, 2, 300, 8, 80),
-        # Tensor cores: tiles of 16, 32 and 64 pairs.
-        *(_cores(9, 9, 2, 5, 72, 136, kind, weights=w) for kind in _KINDS[:2] for w in (None, "float32")),
-        _cores(1, 1, 8, 8, 136, 72), _cores(0, 0, 2, 3, 8, 64), _cores(70, 35, 2, 3, 5, 96, weights="float32"),
-        *(_cores(19, 19, 2, 2, 133, 200, kind) for kind in _KINDS[:2]),
-        _cores(80, 40, 2, 4, 64, 128, weights="float32", ids=_one_sided(40, 2, 4)),
-        *(_cores(60, 60, 2, 2, 264, 72, kind, weights="float32") for kind in _KINDS[:2]),
+        # Tensor cores: tiles of 16, 32, 64 and 128 pairs.
+        *(_cores(25, 25, 2, 1, 264, 72, kind, weights=_F32) for kind in _KINDS[:2]),
+        *(_cores(200, 200, 1, 1, 12, 72, kind) for kind in _KINDS[:2]),
+        _cores(3, 3, 2, 300, 8, 88), _cores(80, 80, 2, 300, 8, 80), _cores(260, 260, 1, 1030, 4, 80),
+        *(_cores(9, 9, 2, 5, 72, 136, kind, weights=w) for kind in _KINDS[:2] for w in (None, _F32)),
+        _cores(1, 1, 8, 8, 136, 72), _cores(0, 0, 2, 3, 8, 64), _cores(70, 35, 2, 3, 5, 96, weights=_F32),
+        *(_cores(19, 19, 2, 2, 133, 200, kind) for kind in _KINDS[:2]), _cores(9, 9, 2, 3, 4, 56),
+        _cores(80, 40, 2, 4, 64, 128, weights=_F32, ids=_one_sided(40, 2, 4)),
         _cores(70, 70, 1, 1, 12, 320), _cores(130, 65, 2, 5, 257, 104, ids=_one_sided(65, 2, 5)),
-        _cores(260, 260, 1, 1030, 4, 80), _cores(9, 9, 2, 3, 4, 56),
         # The mirror's order.
         {"R": 5, "T": 5, "k": 2, "E": 4, "N": 9, "K": 528}, {"R": 1, "T": 1, "k": 3, "E": 3, "N": 17, "K": 1040},
-        {"R": 24, "T": 12, "k": 2, "E": 2, "N": 10, "K": 48, "weights": "float32", "out_dtype": "bfloat16"},
-        _cores(20, 20, 2, 3, 9, 537, weights="float32"), _cores(7, 7, 2, 3, 8, 64, out_dtype="float32"),
+        {"R": 24, "T": 12, "k": 2, "E": 2, "N": 10, "K": 48, "weights": _F32, "out_dtype": "bfloat16"},
+        _cores(20, 20, 2, 3, 9, 537, weights=_F32), _cores(7, 7, 2, 3, 8, 64, out_dtype=_F32),
         {"R": 4, "T": 4, "k": 2, "E": 3, "N": 5, "K": 520, "x": "float16", "weight": "bfloat16", "out_dtype": _F32},
         {"R": 3, "T": 3, "k": 2, "E": 2, "N": 4, "K": 0, "weights": _F32},
         {"R": 3, "T": 3, "k": 1, "E": 2, "N": 0, "K": 8},

@@ -14,6 +14,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "threads do not wait for each other": ("__syncthreads();  // this stage", "// this stage"),
         "halves of k exchanged": ("sum[e + 1][t], a[t], b[2], b[3]", "sum[e + 1][t], a[t], b[3], b[2]"),
         "the first pair's factor": ("? factor[row] : 0.0f", "? factor[0] : 0.0f"),
+        "the upper pairs for all warps": ("int right_row = ACROSS + top + turn", "int right_row = ACROSS + turn"),
         "a row for each choice": ("pairs[line + i * PASS] / choices", "pairs[line + i * PASS]"),
         "rows without an expert left as they are": ("tile.expert == NO_EXPERT ? 0.0f : VT_NAN", "VT_NAN"),
     },

@@ -59,7 +59,7 @@ def test_how_pairs_are_tiled_changes_no_byte(device, kind, monkeypatch):
     call = call_of(20, kind=kind)
     want = run(device, call)
     for _, form in moe._CORES:
-        monkeypatch.setattr(moe, "_CORES", ((None, form),))
+        monkeypatch.setattr(moe, "_CORES", ((0, form),))
         assert_bytes(run(device, call), want, form.kernel)
 
 
@@ -140,12 +140,23 @@ def test_there_is_room_for_the_most_tiles(high):
 
 def test_more_experts_than_a_block_can_count_are_not_sorted():
     little = EmulatedRuntime()
-    little.shared_memory = lambda: 1040
-    for kind in ("float32", "bfloat16"):
-        call = call_of(20, kind=kind)
+    little.shared_memory = lambda: moe._FIXED + 4 * (E + 2)
+    call = call_of(20, kind="float32")
+    want = run(Emulated(), call)
+    for experts, sorts in ((E, True), (E + 1, False)):
+        call["weight"] = np.resize(call["weight"], (experts, N, K))
         little.launched.clear()
-        assert_bytes(run(Emulated(little), call), run(Emulated(), call))
-        assert "moe_sort" not in little.launched
+        assert_bytes(run(Emulated(little), call), want)
+        assert ("moe_sort" in little.launched) == sorts
+
+
+def test_tiles_that_a_block_has_no_room_for():
+    """A GPU with 99 KiB a block takes the next lower ones, which give the same bytes."""
+    little = EmulatedRuntime()
+    little.shared_memory = lambda: 99 << 10
+    call, plenty = call_of(300), EmulatedRuntime()
+    assert_bytes(run(Emulated(little), call), run(Emulated(plenty), call))
+    assert "moe_128_bf16" in plenty.launched and "moe_64_bf16" in little.launched
 
 
 @pytest.mark.parametrize("experts", [40, 300, 520])

@@ -15,13 +15,15 @@
 // 3. moe_32_*: 32 pairs, for which weights that experts with more than 16 would read twice are read once.
 // 4. moe_64_*: 64 pairs and 256 columns, 64 of each a warp: an operand fetched from shared memory serves four or eight
 //    products, which is what tensor cores need to be busy.
+// 5. moe_128_*: twice the pairs and the warps, for experts with so many that hardly a tile is left half empty: shared
+//    memory, which has as much to do as the tensor cores there, is written less.
 #include "elements.cuh"
 #include "mma.cuh"
 
 #define CHAINS 32
 #define PIECE 16               // neighbouring k of one chain
 #define TURN (CHAINS * PIECE)  // distance between a chain's pieces
-#define WARPS 4
+#define WARPS 4  // side by side
 
 // x has a row for each `choices` pairs. order: pairs by expert; without tiles a pair is a tile, in its place.
 #define MOE_PARAMETERS                                                                                           \
@@ -178,15 +180,16 @@ template <bool WIDE> VT_FN void exact(MOE_PARAMETERS) {
 EXACT(moe_exact, true)
 EXACT(moe_exact_any, false)
 
-// A block has 4 * 16 * SIXTEENS columns, a warp a quarter, and 8 * EIGHTS pairs. Eight vectors of k are a stage of the ring.
-template <int KIND, int SIXTEENS, int EIGHTS, int STAGES> VT_FN void cores(MOE_PARAMETERS) {
-    constexpr int THREADS = WARPS * 32, VECTORS = 8, LINE = VECTORS * 16, DEEP = VECTORS * 8, PASS = THREADS / VECTORS;
-    constexpr int OWN = 16 * SIXTEENS, ACROSS = WARPS * OWN, HIGH = 8 * EIGHTS, STAGE = (ACROSS + HIGH) * LINE;
+// A warp has 16 * SIXTEENS columns and 8 * EIGHTS pairs; a block four of them side by side, DOWN times. Eight vectors of k
+// are a stage of the ring.
+template <int KIND, int SIXTEENS, int EIGHTS, int DOWN, int STAGES> VT_FN void cores(MOE_PARAMETERS) {
+    constexpr int THREADS = DOWN * WARPS * 32, VECTORS = 8, LINE = VECTORS * 16, DEEP = VECTORS * 8, PASS = THREADS / VECTORS;
+    constexpr int OWN = 16 * SIXTEENS, ACROSS = WARPS * OWN, HIGH = DOWN * 8 * EIGHTS, STAGE = (ACROSS + HIGH) * LINE;
     constexpr int LEFTS = ACROSS / PASS, RIGHTS = HIGH / PASS, PITCH = ACROSS + 8;
     VT_SHARED(memory);  // [STAGES][ACROSS + HIGH][LINE], then the results
     __shared__ float factor[HIGH];
     __shared__ int pairs[HIGH];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3, top = (threadIdx.x >> 7) * 8 * EIGHTS;
     unsigned beside = blockIdx.x / (unsigned)count;
     i64 first = (i64)beside * ACROSS;
     const Tile tile = tile_of(blockIdx.x - beside * (unsigned)count, ids, order, tiles);
@@ -198,7 +201,7 @@ template <int KIND, int SIXTEENS, int EIGHTS, int STAGES> VT_FN void cores(MOE_P
     }
     __syncthreads();
 
-    // What this thread copies: a vector of every sixteenth line of weights, and of pairs.
+    // What this thread copies: a vector of every PASS-th line of weights, and of pairs.
     int line = threadIdx.x / VECTORS, vector = threadIdx.x % VECTORS;
     const char *left = (const char*)weight + ((tile.expert * columns + first + line) * depth + vector * 8) * 2, *right[RIGHTS];
     i64 apart = PASS * depth * 2;
@@ -231,7 +234,7 @@ template <int KIND, int SIXTEENS, int EIGHTS, int STAGES> VT_FN void cores(MOE_P
     float sum[EIGHTS][SIXTEENS][4] = {};
     int turn = lane & 7;
     int left_row = warp * OWN + turn + (lane >> 3 & 1) * 8, left_vector = lane >> 4;
-    int right_row = ACROSS + turn + (lane >> 4) * 8, right_vector = lane >> 3 & 1, stage_here = 0;
+    int right_row = ACROSS + top + turn + (lane >> 4) * 8, right_vector = lane >> 3 & 1, stage_here = 0;
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s) send();
     for (i64 k = 0; k < depth; k += DEEP) {
@@ -272,7 +275,7 @@ template <int KIND, int SIXTEENS, int EIGHTS, int STAGES> VT_FN void cores(MOE_P
     for (int e = 0; e < EIGHTS; ++e)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            int row = 8 * e + 2 * (lane & 3) + h;
+            int row = top + 8 * e + 2 * (lane & 3) + h;
             float by = row < tile.rows ? factor[row] : 0.0f;
 #pragma unroll
             for (int t = 0; t < SIXTEENS; ++t)
@@ -296,14 +299,16 @@ template <int KIND, int SIXTEENS, int EIGHTS, int STAGES> VT_FN void cores(MOE_P
     }
 }
 
-#define CORES(NAME, KIND, SIXTEENS, EIGHTS, STAGES, BLOCKS)                                                      \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) NAME(MOE_PARAMETERS) {                      \
-        cores<KIND, SIXTEENS, EIGHTS, STAGES>(MOE_NAMES);                                                        \
+#define CORES(NAME, KIND, SIXTEENS, EIGHTS, DOWN, STAGES, BLOCKS)                                                \
+    extern "C" __global__ void __launch_bounds__(DOWN * WARPS * 32, BLOCKS) NAME(MOE_PARAMETERS) {               \
+        cores<KIND, SIXTEENS, EIGHTS, DOWN, STAGES>(MOE_NAMES);                                                  \
     }
 
-CORES(moe_16_bf16, BF16, 1, 2, 5, 4)
-CORES(moe_16_f16, F16, 1, 2, 5, 4)
-CORES(moe_32_bf16, BF16, 1, 4, 4, 4)
-CORES(moe_32_f16, F16, 1, 4, 4, 4)
-CORES(moe_64_bf16, BF16, 4, 8, 2, 2)
-CORES(moe_64_f16, F16, 4, 8, 2, 2)
+CORES(moe_16_bf16, BF16, 1, 2, 1, 5, 4)
+CORES(moe_16_f16, F16, 1, 2, 1, 5, 4)
+CORES(moe_32_bf16, BF16, 1, 4, 1, 4, 4)
+CORES(moe_32_f16, F16, 1, 4, 1, 4, 4)
+CORES(moe_64_bf16, BF16, 4, 8, 1, 2, 2)
+CORES(moe_64_f16, F16, 4, 8, 1, 2, 2)
+CORES(moe_128_bf16, BF16, 4, 8, 2, 3, 1)
+CORES(moe_128_f16, F16, 4, 8, 2, 3, 1)
