@@ -104,3 +104,25 @@ def test_latent_write(benchmark, side, T):
 
     compare(benchmark, side, f"concat_and_cache_ds_mla {T}x576 bf16", oracle.concat_and_cache_ds_mla, peer,
             normal(T, 512), normal(T, 64, seed=1), cache, np.arange(T))  # fmt: skip
+
+
+@pytest.mark.parametrize("T", TOKENS)
+@pytest.mark.parametrize("side", SIDES)
+def test_nvfp4_write(benchmark, side, T):
+    key, value, slots = rows(T)
+
+    def peer(key, value, key_cache, value_cache, slots, k_scale, v_scale):
+        import torch
+
+        steps = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+        for x, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
+            groups = x.float().view(*x.shape[:-1], -1, 16)
+            stored = (groups.abs().amax(-1) / 6 / scale).to(torch.float8_e4m3fn)
+            v = groups / (stored.float() * scale)[..., None]
+            codes = torch.bucketize(v.abs(), steps).byte() | (v < 0).byte() << 3
+            packed = codes.view(x.shape)[..., ::2] | codes.view(x.shape)[..., 1::2] << 4
+            scattered(cache, slots, torch.cat([packed, stored.view(torch.uint8)], -1))
+
+    caches = [pages(T, WIDTH // 16 * 9) for _ in "kv"]
+    compare(benchmark, side, f"reshape_and_cache_nvfp4 {T}x8x128 bf16", oracle.reshape_and_cache_nvfp4, peer, key,
+            value, *caches, slots, SCALE, SCALE)  # fmt: skip

@@ -86,7 +86,7 @@ def cp_gather_indexer_k_quant_cache(kv_cache, dst_k, dst_scale, block_table, cu_
     if not rows * size:
         return
     unit = unit_of((kv_cache, dst_k, dst_scale), (size * entry,))
-    unit = 16 if unit_of((kv_cache, dst_k), (size * entry,)) == 16 and unit >= 4 else 4 if unit >= 4 else 1
+    width = 16 if unit >= 4 and unit_of((kv_cache, dst_k), (size * entry,)) == 16 else 4
     each = max(1, min(MOST_ROWS, rows // (4 * MULTIPROCESSORS)))
-    args = [rows, each, kv_cache, dst_k, dst_scale, *requests]
-    start(op, _FAMILY, f"gather_keys_{unit}", -(-rows // each), (BLOCK, 1), args)
+    args = [rows, each, kv_cache, dst_k, dst_scale, unit, *requests]
+    start(op, _FAMILY, f"gather_keys_{width}", -(-rows // each), (BLOCK, 1), args)

@@ -53,9 +53,18 @@ def no_heads() -> list:
     return [None, 0, 0, 0, 0]
 
 
+def check_steps(op: str, arrays) -> None:
+    """Refuse arrays with elements that stand at no multiple of their size, which a GPU cannot load."""
+    for array in arrays:
+        if array.size and unit_of((array,), array.strides) < array.dtype.itemsize:
+            got = f"{array.dtype} {array.strides} bytes apart"
+            raise ContractError(op, "", got, "elements at multiples of their size")
+
+
 def check_writes(op: str, family: str, out, inputs, caches, slots, room: int) -> None:
     """What every writer of caches checks; outside of a capture the slots too."""
     results(op, out, (*inputs, *caches, slots))
+    check_steps(op, (*inputs, *caches))
     runtime = current()
     for index, cache in enumerate(caches):
         for other in caches[:index]:
@@ -101,6 +110,7 @@ def read_codes(
     """
     if not target.size:
         return
+    check_steps(op, (scales,))
     cache, (pages, tokens), (page, token) = leading(cache, 2)
     count, width = cache.shape[-2], cache.shape[-1] * packed
     head = cache.strides[-2]

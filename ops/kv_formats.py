@@ -8,6 +8,8 @@ from .errors import ContractError
 
 _HEAD_BITS = {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8_per_token_head": 8, "fp8_per_token_head": 8,
               "int4_per_token_head": 4, "bfloat16": 16, "float16": 16, "float32": 32}  # fmt: skip
+_FOUR_BIT_BLOCK = 16
+"""Elements of NVFP4 that are 8 bytes of codes and one of a scale."""
 _TOKEN_BYTES = {"fp8_ds_mla": 656, "indexer": 132}
 _SCALE = 4
 
@@ -23,13 +25,19 @@ def page_bytes(kind: str, block_size: int, num_heads: int = 1, head_size: int = 
             raise ContractError("page_bytes", name, value, ">= 1")
     if kind in _TOKEN_BYTES:
         size = block_size * _TOKEN_BYTES[kind]
+    elif kind == "nvfp4":
+        if head_size % _FOUR_BIT_BLOCK:
+            raise ContractError("page_bytes", "head_size", head_size, f"a multiple of {_FOUR_BIT_BLOCK}")
+        size = 2 * block_size * num_heads * (head_size // _FOUR_BIT_BLOCK * 9)
     elif kind in _HEAD_BITS:
         if head_size * _HEAD_BITS[kind] % 8:
             raise ContractError("page_bytes", "head_size", head_size, f"whole bytes in {kind}")
         row = head_size * _HEAD_BITS[kind] // 8 + (_SCALE if kind.endswith("per_token_head") else 0)
         size = 2 * block_size * num_heads * row
     else:
-        raise ContractError("page_bytes", "kind", repr(kind), "one of " + ", ".join([*_HEAD_BITS, *_TOKEN_BYTES]))
+        raise ContractError(
+            "page_bytes", "kind", repr(kind), "one of " + ", ".join([*_HEAD_BITS, "nvfp4", *_TOKEN_BYTES])
+        )
     return -(-size // align) * align
 
 

@@ -13,6 +13,20 @@ def _requests(*lengths: int) -> np.ndarray:
     return np.cumsum([0, *lengths]).astype(np.int32)
 
 
+def _beside(scale: float, bits: int) -> np.ndarray:
+    """[1, 1, D]: what `scale` divides to halves between codes of `bits` bits of mantissa, and the float32 beside it."""
+    size = 2 << bits
+    odd = np.arange(size + 1, 2 * size, 2) / size
+    middle = (np.float32(scale) * (odd * 2.0 ** np.arange(-3, 5)[:, None])).astype(np.float32).reshape(-1, 1)
+    return (middle.view(np.int32) + np.arange(-4, 4)).astype(np.int32).view(np.float32).reshape(1, 1, -1)
+
+
+def _between(scale: float, bits: int, kind: str) -> dict:
+    key, scales = _beside(scale, bits), np.float32([scale])
+    return {"T": 1, "H": 1, "D": key.size, "Dv": key.size, "NB": 1, "BS": 4, "S": 1, "Sk": 1, "Sv": 1, "key": key,
+            "k_scale": scales, "v_scale": scales, "kind": kind}  # fmt: skip
+
+
 def _written(H, D, Dv=None, T=6, NB=3, BS=4, **more) -> dict:
     return {"T": T, "H": H, "D": D, "Dv": D if Dv is None else Dv, "NB": NB, "BS": BS, "S": T, **more}
 
@@ -30,6 +44,8 @@ EDGES: dict[str, list[dict]] = {
         _written(2, 16, 40, Sk=1, Sv=2, key="bfloat16"), _written(2, 0, 8, Sk=1, Sv=1), _written(0, 8, Sk=1, Sv=1, T=2),
         _written(4, 256, T=70, NB=20, Sk=1, Sv=1, key="bfloat16"),
         {"T": 2, "H": 1, "D": 8, "Dv": 8, "NB": 0, "BS": 2, "S": 0, "Sk": 1, "Sv": 1},
+        *(_between(scale, bits, kind) for scale in (1.0, 0.0321, 0.7)
+          for bits, kind in ((3, "fp8_e4m3"), (2, "fp8_e5m2"))),
     ],
     "dequantize_kv_fp8": [
         {"...": (3, 4), "H": 2, "D": 128, "Sk": 1}, {"...": (3, 4), "H": 3, "D": 40, "Sk": 3, "out_dtype": "float16"},

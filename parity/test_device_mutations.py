@@ -17,6 +17,8 @@ from .device_wrongs_chunks import WRONGS as CHUNKS
 from .device_wrongs_fp4 import WRONGS as FP4
 from .device_wrongs_fp8 import WRONGS as FP8
 from .device_wrongs_ggml import WRONGS as GGML
+from .device_wrongs_int8 import WRONGS as INT8
+from .device_wrongs_kv_quant import WRONGS as KV_QUANT
 from .device_wrongs_lowbit import WRONGS as LOWBIT
 from .device_wrongs_moe import WRONGS as MOE
 from .device_wrongs_quant import WRONGS as QUANT
@@ -132,8 +134,8 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **ATTENTION, **CHUNKS, **FP4, **FP8, **GGML, **LOWBIT, **MOE, **QUANT, **RECURRENT, **ROPE, **SAMPLING,
-    **SSD,
+    **ATTENTION, **CHUNKS, **FP4, **FP8, **GGML, **INT8, **KV_QUANT, **LOWBIT, **MOE, **QUANT, **RECURRENT, **ROPE,
+    **SAMPLING, **SSD,
 }  # fmt: skip
 
 

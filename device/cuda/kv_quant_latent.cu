@@ -5,8 +5,8 @@
 // 1. Byte by byte where addresses allow no more: `whole` is 0.
 // 2. latent_entries, latent_values: a warp an entry, two vectors a lane, in registers from the load to the codes; lane
 //    j of sixteen looks after the scale of tile j % 2 of its two, and maxima of bfloat16 travel two by two.
-// 3. indexer_keys: sixteen lanes a key. gather_keys: as gather.cuh, a thread a row finds where its token lies, then all
-//    move the codes in units of 16 bytes and the scales.
+// 3. indexer_keys: sixteen lanes a key. gather_keys_16, _4: as gather.cuh, a thread a row finds where its token lies,
+//    then all move the codes in units of 16 or 4 bytes and the scales.
 #include "gather.cuh"
 #include "kv_rows.cuh"
 
@@ -139,11 +139,11 @@ extern "C" __global__ void __launch_bounds__(256) indexer_keys(i64 tokens, const
     if (lane == 0) put_word(block + page_size * KEY + offset * 4, (unsigned)vt_bits(scale), unit);
 }
 
-// The codes and scales of tokens, in units of U, into rows of 128 bytes and of 4.
+// The codes and scales of tokens, in units of U, into rows of 128 bytes and of 4; words may be moved byte by byte.
 template <class U>
 VT_FN void gather_keys(i64 rows, i64 rows_each, const unsigned char* cache, unsigned char* dst, unsigned char* scales,
-                       const Requests& requests) {
-    constexpr int CODES = KEY / sizeof(U), SCALES = sizeof(U) < 4 ? 4 / sizeof(U) : 1, LANES = CODES + SCALES;
+                       int unit, const Requests& requests) {
+    constexpr int CODES = KEY / sizeof(U), LANES = CODES + 1;
     __shared__ i64 from[MOST_ROWS], beside[MOST_ROWS];
     i64 first = (i64)blockIdx.x * rows_each, size = requests.page_size;
     int here = (int)(rows - first < rows_each ? rows - first : rows_each);
@@ -158,22 +158,19 @@ VT_FN void gather_keys(i64 rows, i64 rows_each, const unsigned char* cache, unsi
     for (int at = threadIdx.x; at < here * LANES; at += (int)blockDim.x) {
         int row = at / LANES, lane = at - row * LANES;
         if (from[row] < 0) continue;
-        if (lane < CODES) {
+        if (lane == CODES) put_word(scales + (first + row) * 4, take_word(cache + beside[row], unit), unit);
+        else if constexpr (sizeof(U) == 16)
             ((U*)(dst + (first + row) * KEY))[lane] = ((const U*)(cache + from[row]))[lane];
-        } else if (sizeof(U) >= 4) {
-            *(unsigned*)(scales + (first + row) * 4) = *(const unsigned*)(cache + beside[row]);
-        } else {
-            scales[(first + row) * 4 + lane - CODES] = cache[beside[row] + lane - CODES];
-        }
+        else put_word(dst + (first + row) * KEY + lane * 4, take_word(cache + from[row] + lane * 4, unit), unit);
     }
 }
 
 #define GATHER_KEYS(BYTES, U)                                                                                     \
     extern "C" __global__ void __launch_bounds__(256) gather_keys_##BYTES(                                        \
-        i64 rows, i64 rows_each, const unsigned char* cache, unsigned char* dst, unsigned char* scales, REQUESTS) { \
-        gather_keys<U>(rows, rows_each, cache, dst, scales, THE_REQUESTS);                                        \
+        i64 rows, i64 rows_each, const unsigned char* cache, unsigned char* dst, unsigned char* scales, i64 unit,   \
+        REQUESTS) {                                                                                               \
+        gather_keys<U>(rows, rows_each, cache, dst, scales, (int)unit, THE_REQUESTS);                             \
     }
-GATHER_KEYS(1, unsigned char)
 GATHER_KEYS(4, unsigned)
 GATHER_KEYS(16, uint4)
 CHECK_KERNEL(check_gather_keys)

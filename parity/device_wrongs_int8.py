@@ -1,0 +1,21 @@
+"""Small wrongs for the sources of the int8 quantisers' kernels and of FP8 under given scales."""
+
+from __future__ import annotations
+
+WRONGS: dict[str, dict[str, tuple[str, str]]] = {
+    "quant_int8": {
+        "sums wrap": ("return sum < -128 ? -128 : sum > 127 ? 127 : (int)sum;", "return (int)sum;"),
+        "to nearest where codes are cut": ("clamped(whole_int(q[j]))", "clamped(nearest_int(q[j]))"),
+        "one warp's extrema": ("lane < count ? tops[lane] : -VT_INF", "lane < 1 ? tops[lane] : -VT_INF"),
+        "a lane's own least element": ("        below = largest_float(below, lanes);\n", ""),
+        "the CPU's zero point forgotten": ("nearest_int(q[j] + (float)zero)", "nearest_int(q[j])"),
+        "one value alone": ("azp = scale == 0.0f ? -128 : nearest_int(", "azp = nearest_int("),
+    },
+    "fp8_weights": {
+        "the first rows' reciprocals": ("if (row_of_groups != known) inverses", "if (known == 0xffffffffu) inverses"),
+        "scales of rows side by side": ("row_of_groups * groups.across", "row_of_groups"),
+        "never through float16": ("through(e4m3_value(code) * scale, F16)", "(e4m3_value(code) * scale)"),
+        "the shard's own scale": ("1.0f / largest_scale(scales, shards)", "1.0f / scale"),
+        "whatever the last scale": ("if (!(scales[shards - 1] <= UNSET)) {", "if (true) {"),
+    },
+}  # fmt: skip

@@ -1,0 +1,41 @@
+"""Small wrongs for the sources of the quantised caches' kernels."""
+
+from __future__ import annotations
+
+WRONGS: dict[str, dict[str, tuple[str, str]]] = {
+    "kv_quant": {
+        "negative slots wrap": ("if (slot < 0 || slot >= room) return;", "if (slot >= room) return;"),
+        "multiply by the reciprocal": ("largest_of(x, false), false).divide", "largest_of(x, false), true).divide"),
+        "the first head's scale": ("by.scales[h * by.step]", "by.scales[0]"),
+        "halves of e5m2 away from zero": ("0xfffffu + (bits >> 21 & 1u)", "0x100000u"),
+        "every page's first row": ("page * block + offset * row + h * head", "page * block + h * head"),
+        "read under the first head's scale": ("o * scale_token + h * scale_head", "o * scale_token"),
+    },
+    "kv_quant_heads": {
+        "halves to even": ("y + (y >= 0.0f ? 0.5f : -0.5f)", "rintf(y)"),
+        "the other side's factor": ("codes.words(x, odd ? other : inverse)", "codes.words(x, odd ? inverse : other)"),
+        "the scale not stripped": ("(vt_bits(scale) & ~15) | (int)zero", "vt_bits(scale) | (int)zero"),
+        "half a row's least element": (
+            "larger_signed_pair(w.z ^ 0x80008000u, w.w ^ 0x80008000u)",
+            "larger_signed_pair(w.x ^ 0x80008000u, w.y ^ 0x80008000u)",
+        ),
+        "the zero point read twice": ("- (bits & 15)) * scale", "- 2 * (bits & 15)) * scale"),
+        "a stage less": ("        butterflies<8 * Q, 16>(v);\n", ""),
+        "the signs of the first eight": ("words >> 8 * (group & 7)", "words"),
+    },
+    "kv_quant_latent": {
+        "tiles in another order": ("4 * (2 * (lane & 1) + (lane >> 4))", "4 * (2 * (lane >> 4) + (lane & 1))"),
+        "a lane's own scale for both tiles": ("((lane & 1) == c ? own : other)", "own"),
+        "the rotated part stays": ("    put_word(entry + LATENT + 4 * TILES + 4 * lane, pair, unit);\n", ""),
+        "scales of the first token": ("block + page_size * KEY + offset * 4", "block + page_size * KEY"),
+        "never a power of two": ("if (ue8m0) scale = power_of_two(scale);", ""),
+        "scales from among codes": ("size * KEY + row * 4", "row * 4"),
+    },
+    "kv_quant_fp4": {
+        "scales of values under their own token": ("to.offset - t + turn", "to.offset"),
+        "the key's scale for both": ("(odd ? v_scale : k_scale)[0]", "k_scale[0]"),
+        "the value's factor for the key": ("k, odd ? other : factor", "k, odd ? factor : other"),
+        "half a block's maximum": ("has_k, has_v, kind, 2)", "has_k, has_v, kind, 1)"),
+        "multiply by the scale": ("float global = 1.0f / (", "float global = ("),
+    },
+}  # fmt: skip
