@@ -167,7 +167,7 @@ def inner(name: str, **changes) -> dict:
     ("mamba2", "norm_before_gate", "no"), ("qwen3_5_moe", "num_experts_per_tok", 9),
     ("qwen3_5_moe", "moe_intermediate_size", 0), ("qwen3_next", "mlp_only_layers", [1]),
     ("qwen3_next", "decoder_sparse_step", 2), ("kimi_linear", "mla_use_nope", False),
-    ("kimi_linear", "q_lora_rank", 8), ("kimi_linear", "v_head_dim", 128), ("kimi_linear", "num_experts_per_token", 5),
+    ("kimi_linear", "q_lora_rank", 8), ("kimi_linear", "v_head_dim", 200), ("kimi_linear", "num_experts_per_token", 5),
     ("kimi_linear", "moe_layer_freq", 2), ("kimi_linear", "moe_router_activation_func", "tanh"),
 ])  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(name, field, value):

@@ -150,7 +150,7 @@ RECIPES: dict[str, Recipe] = {
         "vocab_size": 512, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
         "head_dim": 32, "intermediate_size": 96, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "rope_scaling": None, "tie_word_embeddings": False, "model_max_length": 512, "q_lora_rank": None,
-        "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32, "mla_use_nope": True,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": True,
         "num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 32,
         "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "routed_scaling_factor": 2.446,
         "first_k_dense_replace": 1, "moe_layer_freq": 1, "use_grouped_topk": True, "num_expert_group": 2,
