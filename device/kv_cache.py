@@ -34,6 +34,8 @@ def _check(op, out, key, value, key_cache, value_cache, slots, room):
 @providers.provider("reshape_and_cache", "cuda", PROVIDER)
 def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, *, out=None):
     """oracle.kv_cache.reshape_and_cache."""
+    if key_cache.dtype != key.dtype:
+        return NotImplemented
     op, (tokens, heads, width), (blocks, size) = "reshape_and_cache", key.shape, key_cache.shape[:2]
     _check(op, out, key, value, key_cache, value_cache, slot_mapping, blocks * size)
     tokens, item = len(slot_mapping), key.dtype.itemsize

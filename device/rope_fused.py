@@ -116,6 +116,8 @@ def fused_qk_norm_rope(
 @providers.provider("rope_and_cache", "cuda", PROVIDER)
 def rope_and_cache(q, k, v, positions, cos_sin_cache, key_cache, value_cache, slot_mapping, *, is_neox=True, out=None):
     """oracle.rope_fused.rope_and_cache: rotation and paged write in one pass."""
+    if key_cache.dtype != k.dtype:
+        return NotImplemented
     op, (tokens, _, width), (rows, rotary_dim) = "rope_and_cache", q.shape, cos_sin_cache.shape
     written = results(
         op, out, (q, k, v, positions, cos_sin_cache, key_cache, value_cache, slot_mapping),

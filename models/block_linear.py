@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from vtlab import ops
 from vtlab.ops.blocks import WEIGHT_TYPES, quant_traits
@@ -31,17 +32,45 @@ class Blocks:
 
 
 def joined(parts: Sequence[Blocks]) -> tuple[Blocks, ...]:
-    """Neighbours of one type below each other in one array; what has no such neighbour stays where it is."""
+    """Neighbours of one type below each other in one array, where no copy of a mapped file is made for it.
+
+    Parts that follow each other in memory are one view. Those of which one was copied already (its rows stand in
+    another order than in the file) are copied together. What is left stays apart: a copy would cost its memory, and
+    the pages of the file around it, which the system maps in larger pieces than are read, would cost theirs.
+    """
     runs: list[list[Blocks]] = []
     for part in parts:
         if runs and runs[-1][0].quant_type == part.quant_type:
             runs[-1].append(part)
         else:
             runs.append([part])
-    return tuple(
-        run[0] if len(run) == 1 else Blocks(run[0].quant_type, np.concatenate([part.data for part in run]))
-        for run in runs
-    )
+    return tuple(whole for run in runs for whole in _one(run))
+
+
+def _one(run: list[Blocks]) -> list[Blocks]:
+    """Parts of one type, as one where that is free."""
+    arrays = [part.data for part in run]
+    if all(map(_follows, arrays, arrays[1:])):
+        shape = sum(map(len, arrays)), arrays[0].shape[1]
+        data = as_strided(arrays[0], shape, (shape[1], 1), writeable=False) if len(run) > 1 else arrays[0]
+    elif any(array.flags.owndata for array in arrays):
+        data = np.concatenate(arrays)
+    else:
+        return run
+    return [Blocks(run[0].quant_type, data)]
+
+
+def _follows(one: np.ndarray, two: np.ndarray) -> bool:
+    """Whether two's bytes begin where one's end, both in one piece of the same memory."""
+    begin, end = (array.__array_interface__["data"][0] for array in (one, two))
+    return _root(one) is _root(two) and begin + one.nbytes == end and one.flags.c_contiguous and two.flags.c_contiguous
+
+
+def _root(array: np.ndarray) -> object:
+    """What owns the memory."""
+    while isinstance(array, np.ndarray) and array.base is not None:
+        array = array.base
+    return array
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class KVCache:
-    """Keys and values of one layer, [num_blocks, block_size, kv heads, head_dim], written in place."""
+    """Keys and values of one layer, [num_blocks, block_size, kv heads, head_dim], written in place, in a dtype of their
+    own."""
 
     key: np.ndarray
     value: np.ndarray

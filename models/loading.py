@@ -26,6 +26,7 @@ def load_decoder(
     dtype: str | None = None,
     max_positions: int | None = None,
     weights: str = "dequantized",
+    kv_dtype: str | None = None,
 ) -> Decoder:
     """The forward of a checkpoint: a `.gguf` file, open or not, or a folder with config.json and safetensors.
 
@@ -33,6 +34,7 @@ def load_decoder(
     weights : "blocks" keeps the matrices of a GGUF file in its blocks, and activations meet them in eight bits;
     "packed" keeps those of a quantised folder in its format, and activations meet them as the format says;
     "dequantized" expands them.
+    kv_dtype : as in `Decoder`.
     Errors: FormatError for a file that is broken, incomplete or of another architecture; ContractError for a dtype
     that no model computes in, for blocks of a file that has none.
     """
@@ -47,10 +49,10 @@ def load_decoder(
         config = ModelConfig.from_gguf(gguf)
         held = Weights.from_gguf(config, gguf, dtype or config.dtype, weights == "blocks")
         gguf.forget()  # of most of what was read there are copies now
-        return Decoder(config, held, max_positions)
+        return Decoder(config, held, max_positions, kv_dtype=kv_dtype)
     config = ModelConfig.from_folder(path)
     held = Weights.from_tensors(config, read_safetensors(path), dtype or config.dtype, weights == "packed")
-    return Decoder(config, held, max_positions)
+    return Decoder(config, held, max_positions, kv_dtype=kv_dtype)
 
 
 def load_tokenizer(path: str | Path | GGUFFile) -> Tokenizer | None:
@@ -62,11 +64,13 @@ def load_tokenizer(path: str | Path | GGUFFile) -> Tokenizer | None:
     return Tokenizer.from_folder(path) if (path / "tokenizer.json").is_file() else None
 
 
-def load(path: str | Path, dtype: str | None = None, weights: str | None = None, **engine) -> Engine:
+def load(
+    path: str | Path, dtype: str | None = None, weights: str | None = None, kv_dtype: str | None = None, **engine
+) -> Engine:
     """An `Engine` over the checkpoint at `path`; keyword arguments are the engine's.
 
     weights : as in `load_decoder`; by default "blocks" for a .gguf file in float32 or bfloat16 on the CPU, and for a
-    quantised folder what `quant.default_weights` says.
+    quantised folder what `quant.default_weights` says. kv_dtype : as in `Decoder`.
     """
     cache = engine.get("num_blocks", 128) * engine.get("block_size", 16)
     if weights is None:
@@ -74,7 +78,8 @@ def load(path: str | Path, dtype: str | None = None, weights: str | None = None,
     source = _opened(path) if _is_gguf(path) else path
     tokenizer = load_tokenizer(source)
     give_back()  # building a vocabulary takes several times the memory that it keeps
-    decoder = load_decoder(source, dtype, cache, weights)
+    decoder = load_decoder(source, dtype, cache, weights, kv_dtype)
+    del source  # and with it the metadata
     give_back()
     return Engine(decoder, tokenizer, **engine)
 

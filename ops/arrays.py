@@ -7,6 +7,8 @@ tier registers its own.
 from __future__ import annotations
 
 import contextlib
+import math
+import mmap
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -69,7 +71,14 @@ class HostArrays:
         return np.empty(shape, dtype)
 
     def zeros(self, shape, dtype):
-        return np.zeros(shape, dtype)
+        """Large ones in memory that the system maps: a page is there from its first write on. NumPy's may be recycled
+        by the C library, which then writes zeros to all of it."""
+        kind = np.dtype(dtype)
+        size = math.prod(shape) * kind.itemsize
+        if size < _MAPPED:
+            return np.zeros(shape, kind)
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        return np.frombuffer(mmap.mmap(-1, size, **private), kind).reshape(shape)
 
     def send(self, host):
         return host
@@ -91,6 +100,7 @@ class HostArrays:
         return None if self.captures is None else self.captures()
 
 
+_MAPPED = 1 << 16  # bytes
 HOST = HostArrays()
 _LIBRARIES: dict[str, Callable[[], Arrays]] = {"cpu": lambda: HOST}
 

@@ -1,4 +1,4 @@
-"""Writing the paged KV cache by slot. Bytes only: nothing rounds."""
+"""Writing the paged KV cache by slot. Bytes, which round only on their way into a cache of another dtype."""
 
 from __future__ import annotations
 
@@ -79,17 +79,25 @@ def _heads_are_packed(arguments, axes):
 
 _KEY, _VALUE = Tensor("T H D", layout="rows"), Tensor("T H D", like="key", layout="rows")
 _SLOTS = Tensor("S", dtypes=("int64",), values=draw_slots)
-_PAGES = Tensor("NB BS H D", like="key", layout="strided")
+PAGES = Tensor("NB BS H D", layout="strided"), Tensor("NB BS H D", like="key_cache", layout="strided")
+
+
+def store_rows(nx, rows, dtype):
+    """Rows as a cache of this dtype holds them: their bytes, or their values rounded once."""
+    return raw(rows) if rows.dtype == dtype else raw(nx.store(nx.load(rows), dtype))
 
 
 @op(
     row=ROW,
-    args={"key": _KEY, "value": _VALUE, "key_cache": _PAGES, "value_cache": _PAGES, "slot_mapping": _SLOTS},
+    args={"key": _KEY, "value": _VALUE, "key_cache": PAGES[0], "value_cache": PAGES[1], "slot_mapping": _SLOTS},
     returns={},
-    rounding=MOVED,
-    parity=BYTES,
+    rounding=(
+        "none where the cache has key's dtype: bytes are copied",
+        "else key and value, once to the cache's dtype",
+    ),
+    parity=Parity("bytes", why="a copy, or one rounding"),
     mirror=EXACT,
-    nan=NAN,
+    nan="payloads are kept in a cache of key's dtype: floats are never loaded; in another a NaN stays one",
     ties="of several tokens with one slot the last is kept (on a device: undefined)",
     layout="any cache strides with a unit last one: halves of (NB, 2, BS, H, D), NHD or HND halves of (NB, H, BS, 2D)",
     mutates=("key_cache", "value_cache"),
@@ -97,24 +105,27 @@ _PAGES = Tensor("NB BS H D", like="key", layout="strided")
     requires=(_heads_are_packed, slots_fit, caches_take_writes),
     examples=(
         {"T": 5, "H": 2, "D": 8, "NB": 3, "BS": 4, "S": 4},
-        {"T": 3, "H": 1, "D": 72, "NB": 2, "BS": 16, "S": 3, "key": "bfloat16"},
-        {"T": 2, "H": 3, "D": 16, "NB": 1, "BS": 2, "S": 0, "key": "float16"},
+        {"T": 3, "H": 1, "D": 72, "NB": 2, "BS": 16, "S": 3, "key": "bfloat16", "key_cache": "bfloat16"},
+        {"T": 2, "H": 3, "D": 16, "NB": 1, "BS": 2, "S": 0, "key": "float16", "key_cache": "float16"},
     ),
 )
 def reshape_and_cache(nx, key, value, key_cache, value_cache, slot_mapping):
     """key_cache[s // BS, s % BS] = key[i], value_cache likewise, for every slot s = slot_mapping[i] >= 0.
 
-    Shapes: key, value [T, H, D] (rows may be strided: slices of a packed projection), caches [NB, BS, H, D] with any
-    strides but a unit last one, all of one dtype; slot_mapping int64 [S], S <= T. Tokens from S on are padding.
-    Returns nothing: the caches are written in place, and every other byte of them stays.
-    Rounding points: none, bytes are copied.
-    Errors: ContractError for a slot >= NB * BS, S > T, mixed dtypes or shapes, cache elements that overlap.
-    Source: arXiv 2309.06180 (PagedAttention); vllm/_custom_ops.py: reshape_and_cache_flash.
+    Shapes: key, value [T, H, D] (rows may be strided: slices of a packed projection) in one dtype, caches
+    [NB, BS, H, D] with any strides but a unit last one, in one dtype, key's or another; slot_mapping int64 [S], S <= T.
+    Tokens from S on are padding. Returns nothing: the caches are written in place, and every other byte of them stays.
+    Rounding points: none where the dtypes agree, bytes are copied; else key and value are rounded once to the caches'
+    dtype, to nearest even, infinite beyond its range: float16 caches of a float32 model are llama.cpp's.
+    Errors: ContractError for a slot >= NB * BS, S > T, mixed shapes, key and value or the caches in two dtypes, cache
+    elements that overlap.
+    Source: arXiv 2309.06180 (PagedAttention); vllm/_custom_ops.py: reshape_and_cache_flash; for other dtypes ggml's
+    copy of rows (ggml_set_rows to F16).
     """
     token = written(slot_mapping)
     block, offset = np.divmod(slot_mapping[token], key_cache.shape[1])
     for rows, cache in ((key, key_cache), (value, value_cache)):
-        raw(cache)[block, offset] = raw(rows)[token]
+        raw(cache)[block, offset] = store_rows(nx, rows[token], cache.dtype)
 
 
 def _packs_are_16_bytes(arguments, axes):

@@ -169,9 +169,6 @@ def _by_head(arguments, out):
     return np.broadcast_to(heads.max(axis=-1, keepdims=True), heads.shape).reshape(out.shape)
 
 
-_CACHE = Tensor("NB BS Hk D", like="k", layout="strided")
-
-
 @op(
     row=ROW,
     args={
@@ -180,13 +177,13 @@ _CACHE = Tensor("NB BS Hk D", like="k", layout="strided")
         "v": Tensor("T Hk D", like="q", layout="rows"),
         "positions": POSITIONS,
         "cos_sin_cache": TABLE,
-        "key_cache": _CACHE,
-        "value_cache": _CACHE,
+        "key_cache": Tensor("NB BS Hk D", layout="strided"),
+        "value_cache": Tensor("NB BS Hk D", like="key_cache", layout="strided"),
         "slot_mapping": Tensor("S", dtypes=("int64",), values=kv_cache.draw_slots),
         "is_neox": Flag(),
     },
     returns={"q": Tensor("T Hq D", like="q"), "k": Tensor("T Hk D", like="k")},
-    rounding=(*ROTATED, "key_cache holds the rounded k"),
+    rounding=(*ROTATED, "the caches hold the rounded k and v, rounded once more where their dtype is another"),
     parity=Parity("bytes"),
     mirror=ROTATION,
     nan=NAN,
@@ -198,7 +195,8 @@ _CACHE = Tensor("NB BS Hk D", like="k", layout="strided")
         kv_cache.caches_take_writes,
     ),
     examples=(
-        {"T": 4, "Hq": 4, "Hk": 2, "D": 64, "P": 20, "rotary_dim": 64, "NB": 3, "BS": 4, "S": 3, "q": "bfloat16"},
+        {"T": 4, "Hq": 4, "Hk": 2, "D": 64, "P": 20, "rotary_dim": 64, "NB": 3, "BS": 4, "S": 3, "q": "bfloat16",
+         "key_cache": "bfloat16"},
         {"T": 2, "Hq": 1, "Hk": 1, "D": 24, "P": 3, "rotary_dim": 16, "NB": 2, "BS": 1, "S": 2, "is_neox": False},
     ),
 )  # fmt: skip
@@ -208,7 +206,8 @@ def rope_and_cache(nx, q, k, v, positions, cos_sin_cache, key_cache, value_cache
     Shapes: q [T, Hq, D], k and v [T, Hk, D], positions [T], cos_sin_cache [P, rotary_dim], caches [NB, BS, Hk, D]
     (any strides but the last), slot_mapping int64 [S], S <= T: tokens from S on are rotated and not stored. Returns
     the new (q, k); key_cache and value_cache are written in place.
-    Rounding points: those of rope_from_cache; the cache gets the rounded k and the bytes of v.
+    Rounding points: those of rope_from_cache; the cache gets the rounded k and the bytes of v, both rounded once more
+    where its dtype is another, as in reshape_and_cache.
     Errors: those of rope_from_cache and reshape_and_cache, raised before anything is written.
     Source: vllm/v1/attention/backends/triton_attn.py: do_rope_and_kv_cache_update.
     """

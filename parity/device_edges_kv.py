@@ -29,11 +29,11 @@ _STALE = np.int32([[8, 1, -5, 77], [2, 2, 3, 4], [0, 1 << 30, -1, -1]])
 
 EDGES: dict[str, list[dict]] = {
     "reshape_and_cache": [
-        *({"T": 6, "H": H, "D": D, "NB": 3, "BS": 4, "S": 6, "key": kind}
+        *({"T": 6, "H": H, "D": D, "NB": 3, "BS": 4, "S": 6, "key": kind, "key_cache": kind}
           for H, D, kind in ((1, 1, "bfloat16"), (3, 6, "float16"), (2, 4, "bfloat16"), (2, 128, "bfloat16"),
                              (3, 72, "float32"), (1, 5, "float32"), (2, 3, "float32"))),
-        {"T": 300, "H": 2, "D": 64, "NB": 40, "BS": 8, "S": 290, "key": "bfloat16"},
-        {"T": 300, "H": 1, "D": 1200, "NB": 200, "BS": 3, "S": 300, "key": "bfloat16"},
+        *({"T": 300, "H": H, "D": D, "NB": NB, "BS": BS, "S": S, "key": "bfloat16", "key_cache": "bfloat16"}
+          for H, D, NB, BS, S in ((2, 64, 40, 8, 290), (1, 1200, 200, 3, 300))),
         {"T": 2, "H": 0, "D": 8, "NB": 1, "BS": 2, "S": 2}, {"T": 2, "H": 1, "D": 8, "NB": 0, "BS": 2, "S": 0},
     ],
     "reshape_and_cache_xpacked": [

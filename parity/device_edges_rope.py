@@ -69,10 +69,11 @@ EDGES: dict[str, list[dict]] = {
     ],
     "rope_and_cache": [
         *({"T": 6, "Hq": 3, "Hk": 2, "D": D, "P": 9, "rotary_dim": rot, "NB": 3, "BS": 4, "S": 5, "q": kind,
-           "is_neox": is_neox}
+           "key_cache": kind, "is_neox": is_neox}
           for D, rot, kind in ((32, 32, "bfloat16"), (72, 16, "bfloat16"), (32, 16, "float32"), (24, 24, "float16"),
                                (15, 6, "bfloat16")) for is_neox in (True, False)),
-        {"T": 300, "Hq": 2, "Hk": 1, "D": 16, "P": 9, "rotary_dim": 16, "NB": 40, "BS": 8, "S": 290, "q": "bfloat16"},
+        {"T": 300, "Hq": 2, "Hk": 1, "D": 16, "P": 9, "rotary_dim": 16, "NB": 40, "BS": 8, "S": 290, "q": "bfloat16",
+         "key_cache": "bfloat16"},
         {"T": 2, "Hq": 2, "Hk": 1, "D": 16, "P": 9, "rotary_dim": 16, "NB": 0, "BS": 8, "S": 0},
         {"T": 0, "Hq": 2, "Hk": 1, "D": 16, "P": 9, "rotary_dim": 16, "NB": 1, "BS": 8, "S": 0},
     ],

@@ -45,6 +45,14 @@ def pages(layout, NB, BS, H, D, kind, seed=9):
     return whole, whole[0], whole[1]
 
 
+def assert_numbers(got, want):
+    """The same bytes, except that any NaN is as good as another."""
+    assert got.dtype == want.dtype
+    nan = np.isnan(want.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan)
+    assert_bytes(np.where(nan, want, got), want)
+
+
 def slots(count, room, seed, skip=()):
     found = np.random.Generator(np.random.PCG64(seed)).permutation(room)[:count].astype(np.int64)
     found[list(skip)] = [-1, -7, np.iinfo(np.int64).min][: len(skip)]
@@ -125,6 +133,35 @@ def test_what_is_written_is_read_back(NB, BS, tokens, seed):
         assert_bytes(cache[untouched // BS, untouched % BS], before[untouched // BS, untouched % BS])
 
 
+@checks("reshape_and_cache", cases=[
+    case(kind="float32", cache="float16", layout="hnd"), case(kind="float32", cache="bfloat16", layout="nhd"),
+    case(kind="bfloat16", cache="float16", layout="cpu"), case(kind="float16", cache="float32", layout="split"),
+])  # fmt: skip
+def test_a_cache_of_another_dtype_holds_the_values_rounded_once(case):
+    """All values of the narrower dtype, their midpoints, what lies just beside these, the ends of the range, NaN; by
+    the conversions of NumPy and ml_dtypes. Skipped slots keep their bytes."""
+    narrow, wide = dtype(case.cache), dtype(case.kind)
+    codes = np.arange(0, 1 << 16, 37, np.uint16).view("f2" if narrow.itemsize == 4 else narrow).astype(np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        middles = (codes + np.nextafter(codes.astype(narrow), narrow.type(np.inf)).astype(np.float32)) / np.float32(2)
+        near = [np.nextafter(middles, np.float32(end)) for end in (-np.inf, np.inf)]
+        edge = np.float32([65519.996, 65520, 65536, 3.4e38, -3.4e38, 1e-45, -1e-45, 0.0, -0.0, np.inf, -np.inf, np.nan])
+        every = np.concatenate([codes, middles, *near, edge]).astype(wide)
+        every = np.resize(every, -(-len(every) // 48) * 48).reshape(-1, 2, 24)
+        want = every.astype(np.float32).astype(narrow)
+    whole, keys, values = pages(case.layout, 90, 4, 2, 24, case.cache)
+    before, where = whole.copy(), slots(len(every), 360, 3, (1, 4))
+    for run in (oracle.reshape_and_cache, oracle.reshape_and_cache.mirror):
+        whole[...] = before
+        run(every, every[::-1].copy(), keys, values, where)
+        kept, some = np.setdiff1d(np.arange(360), where), where >= 0
+        old = pages(case.layout, 90, 4, 2, 24, case.cache)[1:]
+        for cache, rows, was in zip((keys, values), (want, want[::-1]), old):
+            assert_bytes(cache[kept // 4, kept % 4], was[kept // 4, kept % 4])
+            got, rows = cache[where[some] // 4, where[some] % 4], rows[: len(where)][some]
+            assert_numbers(got, rows)
+
+
 @checks("reshape_and_cache_xpacked", cases=[
     case(T=6, S=5, NB=3, BS=4, H=2, D=16, kind="bfloat16", skip=(1,)),
     case(T=2, S=2, NB=2, BS=3, H=1, D=4, kind="float32"),
@@ -176,7 +213,8 @@ REFUSED = {
     "heads": ("value", {"value": np.ones((3, 2, 8), F32)}),
     "lanes": ("value_cache", {"value_cache": np.zeros((2, 4, 1, 9), F32)}),
     "value dtype": ("value", {"value": np.ones((3, 1, 8), np.float16)}),
-    "cache dtype": ("key_cache", {"key_cache": np.zeros((2, 4, 1, 8), np.float16)}),
+    "cache dtype": ("key_cache", {"key_cache": np.zeros((2, 4, 1, 8), np.int16)}),
+    "two cache dtypes": ("value_cache", {"key_cache": np.zeros((2, 4, 1, 8), np.float16)}),
     "integers": ("key", {"key": np.ones((3, 1, 8), np.int32)}),
     "key lanes apart": ("key", {"key": np.ones((3, 1, 16), F32)[..., ::2]}),
     "key heads apart": ("key", {"key": np.ones((3, 2, 16), F32)[..., :8], "value": np.ones((3, 2, 8), F32),
@@ -230,7 +268,11 @@ mutations("reshape_and_cache", {
     **_WHICH,
     "value into the keys": ("(value, value_cache)", "(value, key_cache)"),
     "slots from 1": ("slot_mapping[token], ", "slot_mapping[token] - 1, "),
-    "tokens in order": ("raw(rows)[token]", "raw(rows)[: token.size]"),
+    "tokens in order": ("rows[token]", "rows[: token.size]"),
+    "a step too low": ("raw(nx.store(nx.load(rows), dtype))",
+                       "raw(np.nextafter(nx.store(nx.load(rows), dtype), dtype.type(0)))", "store_rows"),
+    "rounded twice": ("nx.store(nx.load(rows), dtype)",
+                      "nx.store(nx.load(nx.store(nx.load(rows), np.dtype('bfloat16'))), dtype)", "store_rows"),
 })  # fmt: skip
 mutations("reshape_and_cache_xpacked", {
     **_WHICH,

@@ -42,7 +42,7 @@ def _attend(op, q, k_cache, v_cache, pages, lengths, starts, longest, keys, opti
         *k_steps, v_cache, *v_steps, KINDS[k_cache.dtype], pages, pages.shape[1], lengths, starts, *causals, *form,
         page_size, left, right, scale, softcap, sinks, slopes, bool(counted),
         0 if p_round is None else KINDS[dtype(p_round)], *goals, blocks, parts, partial, kept,
-        scratch=8 * (R.CHUNK + rows) * (depth + 15) + 8 * rows + 4 * (depth + 15) + 64,
+        scratch=8 * (R.CHUNK + rows) * (depth + 15) + 8 * rows + 8 * (depth + 15) + 64,
     )  # fmt: skip
     if parts > 1:
         split(

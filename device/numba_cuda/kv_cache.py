@@ -13,6 +13,8 @@ from .launch import PRIORITY, PROVIDER, first_fault, installed, launch_rows, wor
 @providers.provider("reshape_and_cache", "cuda", PROVIDER, priority=PRIORITY, supports=installed)
 def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, *, out=None):
     """oracle.kv_cache.reshape_and_cache."""
+    if key_cache.dtype != key.dtype:
+        return NotImplemented
     op, arrays, room = (
         "reshape_and_cache",
         (key, value, key_cache, value_cache),

@@ -20,6 +20,7 @@ from .storage import (
     size_of,
     to_bfloat16,
     to_float16,
+    widened_float16,
     write,
 )
 from .vectors import F32, F64, I8, I16, I32, I64, LANES, V, splat
@@ -179,6 +180,16 @@ def put(typing, x, address, index):
         return context.get_dummy_value()
 
     return signature(types.void, x, Address, types.int64), generate
+
+
+@intrinsic
+def load_f16(typing, address, index):
+    """float32 lanes of float16 elements index ... of those at `address`, to be computed with."""
+
+    def generate(context, builder, sig, args):
+        return widened_float16(V(builder, read(builder, args[0], args[1], None, I16))).value
+
+    return signature(float32x16, Address, types.int64), generate
 
 
 def _scalar_reader(numba_type, llvm_type):

@@ -8,8 +8,8 @@ from numba.core.typing.templates import signature
 
 from ..compiling import device
 from .memory import get_any, get_i64, set_at
-from .storage import FLOAT16, FLOAT32, from_float16, prefetch, read, write
-from .vectors import F32, I32, I64, V
+from .storage import FLOAT16, FLOAT32, prefetch, read, widened_float16, write
+from .vectors import F32, I16, I32, I64, V
 
 
 def _turned(rows: list[V]) -> list[V]:
@@ -72,7 +72,7 @@ def turn_16(typing, table, offset, ahead, panel, stride, kind):
             with then:
                 for i, pair in enumerate(turned):
                     for part, code in enumerate((pair & 0xFFFF, pair.shifted_down(16))):
-                        put_down(i, part, from_float16(code))
+                        put_down(i, part, widened_float16(code.to(I16)))
             with otherwise:
                 for i, pair in enumerate(turned):
                     for part, code in enumerate((pair << 16, pair & -0x10000)):
@@ -80,6 +80,17 @@ def turn_16(typing, table, offset, ahead, panel, stride, kind):
         return context.get_dummy_value()
 
     return signature(types.void, *[types.int64] * 6), generate
+
+
+@intrinsic
+def send_for(typing, address):
+    """Have the line of memory at an address, which need not be mapped, brought near."""
+
+    def generate(context, builder, sig, args):
+        prefetch(builder, args[0])
+        return context.get_dummy_value()
+
+    return signature(types.void, types.int64), generate
 
 
 @device

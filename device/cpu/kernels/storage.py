@@ -8,6 +8,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba.core import cgutils
 
+from ..tier import tier
 from .vectors import F32, F64, I1, I8, I16, I32, I64, LANES, V, constant, splat
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
@@ -99,6 +100,15 @@ def from_float16(codes: V) -> V:
     scaled = ((magnitude << 13).bits(F32) * 2.0**112).bits(I32)
     special = (magnitude << 13) | 0x7F800000
     return ((magnitude > 0x7BFF).where(special, scaled) | ((wide & 0x8000) << 16)).bits(F32)
+
+
+def widened_float16(codes: V) -> V:
+    """`from_float16` of int16 lanes by the processor's own conversion where it has one, which makes signalling NaN
+    quiet, as the arithmetic that follows would: for numbers that are only computed with."""
+    if tier() == "portable":
+        return from_float16(codes)
+    halves = codes.b.bitcast(codes.value, ir.VectorType(ir.HalfType(), LANES))
+    return V(codes.b, codes.b.fpext(halves, ir.VectorType(F32, LANES)))
 
 
 def to_bfloat16(x: V) -> V:
