@@ -22,30 +22,32 @@ from .scratch import scratch
 
 _OP, _FAMILY = "moe_grouped_gemm", "moe"
 _NAMES = {KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
-_LINE = 128
-"""Bytes of a row that a stage of the ring holds, as in the .cu file; shorter rows do not go to tensor cores."""
+_SHORTEST = 64
+"""Elements of a row; shorter ones do not go to tensor cores."""
 
 
 class _Form(NamedTuple):
-    """A kernel, the pairs and columns of its tile, its stages and its threads."""
+    """A kernel, the pairs and columns of its tile, its stages, what each holds of a row in bytes, and its threads."""
 
     kernel: str
     high: int
     across: int
     stages: int = 0
+    line: int = 0
     threads: int = 128
 
     @property
     def shared(self) -> int:
-        return self.stages * (self.across + self.high) * _LINE
+        return self.stages * (self.across + self.high) * self.line
 
 
 _EXACT, _EXACT_ANY = _Form("moe_exact", 8, 8), _Form("moe_exact_any", 8, 8)
 _CORES = (
-    (192, _Form("moe_128", 128, 256, 3, 256)), (25, _Form("moe_64", 64, 256, 2)), (9, _Form("moe_32", 32, 64, 4)),
-    (0, _Form("moe_16", 16, 64, 5)),
+    (192, _Form("moe_128", 128, 256, 3, 128, 256)), (25, _Form("moe_64", 64, 256, 2, 128)),
+    (9, _Form("moe_32", 32, 64, 3, 256)), (0, _Form("moe_16", 16, 64, 3, 256)),
 )  # fmt: skip
-"""By pairs an expert, from which on a form serves: a higher tile reads less, a lower one wastes less."""
+"""By pairs an expert, from which on a form serves, as in the .cu file: a higher tile reads less, a lower one wastes
+less."""
 _FIXED = 2048
 """Bytes of shared memory that a block may need beside its ring or its counts."""
 _SPARSE = 4
@@ -57,7 +59,7 @@ _SORTERS, _FEW_PAIRS = (256, 1024), 2048
 def on_tensor_cores(x, weight, dtype) -> bool:
     """Whether rows of x and matrices of `weight` are the tensor cores' business."""
     depth = x.shape[-1]
-    return x.dtype == weight.dtype == dtype and kind(dtype) in _NAMES and 2 * depth >= _LINE and depth % VECTOR == 0
+    return x.dtype == weight.dtype == dtype and kind(dtype) in _NAMES and depth >= _SHORTEST and depth % VECTOR == 0
 
 
 def _judged(arguments: Mapping) -> bool:

@@ -180,10 +180,10 @@ template <bool WIDE> VT_FN void exact(MOE_PARAMETERS) {
 EXACT(moe_exact, true)
 EXACT(moe_exact_any, false)
 
-// A warp has 16 * SIXTEENS columns and 8 * EIGHTS pairs; a block four of them side by side, DOWN times. Eight vectors of k
-// are a stage of the ring.
-template <int KIND, int SIXTEENS, int EIGHTS, int DOWN, int STAGES> VT_FN void cores(MOE_PARAMETERS) {
-    constexpr int THREADS = DOWN * WARPS * 32, VECTORS = 8, LINE = VECTORS * 16, DEEP = VECTORS * 8, PASS = THREADS / VECTORS;
+// A warp has 16 * SIXTEENS columns and 8 * EIGHTS pairs; a block four of them side by side, DOWN times. VECTORS of k are a
+// stage of the ring: sixteen, 256 bytes of a row, where weights come from memory and long pieces of it come faster.
+template <int KIND, int SIXTEENS, int EIGHTS, int DOWN, int VECTORS, int STAGES> VT_FN void cores(MOE_PARAMETERS) {
+    constexpr int THREADS = DOWN * WARPS * 32, LINE = VECTORS * 16, DEEP = VECTORS * 8, PASS = THREADS / VECTORS;
     constexpr int OWN = 16 * SIXTEENS, ACROSS = WARPS * OWN, HIGH = DOWN * 8 * EIGHTS, STAGE = (ACROSS + HIGH) * LINE;
     constexpr int LEFTS = ACROSS / PASS, RIGHTS = HIGH / PASS, PITCH = ACROSS + 8;
     VT_SHARED(memory);  // [STAGES][ACROSS + HIGH][LINE], then the results
@@ -299,16 +299,16 @@ template <int KIND, int SIXTEENS, int EIGHTS, int DOWN, int STAGES> VT_FN void c
     }
 }
 
-#define CORES(NAME, KIND, SIXTEENS, EIGHTS, DOWN, STAGES, BLOCKS)                                                \
+#define CORES(NAME, KIND, SIXTEENS, EIGHTS, DOWN, VECTORS, STAGES, BLOCKS)                                       \
     extern "C" __global__ void __launch_bounds__(DOWN * WARPS * 32, BLOCKS) NAME(MOE_PARAMETERS) {               \
-        cores<KIND, SIXTEENS, EIGHTS, DOWN, STAGES>(MOE_NAMES);                                                  \
+        cores<KIND, SIXTEENS, EIGHTS, DOWN, VECTORS, STAGES>(MOE_NAMES);                                         \
     }
 
-CORES(moe_16_bf16, BF16, 1, 2, 1, 5, 4)
-CORES(moe_16_f16, F16, 1, 2, 1, 5, 4)
-CORES(moe_32_bf16, BF16, 1, 4, 1, 4, 4)
-CORES(moe_32_f16, F16, 1, 4, 1, 4, 4)
-CORES(moe_64_bf16, BF16, 4, 8, 1, 2, 2)
-CORES(moe_64_f16, F16, 4, 8, 1, 2, 2)
-CORES(moe_128_bf16, BF16, 4, 8, 2, 3, 1)
-CORES(moe_128_f16, F16, 4, 8, 2, 3, 1)
+CORES(moe_16_bf16, BF16, 1, 2, 1, 16, 3, 3)
+CORES(moe_16_f16, F16, 1, 2, 1, 16, 3, 3)
+CORES(moe_32_bf16, BF16, 1, 4, 1, 16, 3, 3)
+CORES(moe_32_f16, F16, 1, 4, 1, 16, 3, 3)
+CORES(moe_64_bf16, BF16, 4, 8, 1, 8, 2, 2)
+CORES(moe_64_f16, F16, 4, 8, 1, 8, 2, 2)
+CORES(moe_128_bf16, BF16, 4, 8, 2, 8, 3, 1)
+CORES(moe_128_f16, F16, 4, 8, 2, 8, 3, 1)
