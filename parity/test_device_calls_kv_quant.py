@@ -77,10 +77,9 @@ def test_pages_with_their_scales_inside(device, width, kind, shift, four_bits):
     names = "key", "value", "key_cache", "value_cache", "k_scale_cache", "v_scale_cache"
 
     def views(pages):
-        rows = pages.swapaxes(1, 2)
-        parts = rows[..., : stored + 4], rows[..., stored + 4 :]
-        return [*(part[..., :stored].view(dtype) for part in parts),
-                *(part[..., stored:].view(F32)[..., 0] for part in parts)]  # fmt: skip
+        rows, floats = pages.swapaxes(1, 2), pages.view(F32).swapaxes(1, 2)
+        parts = rows[..., :stored], rows[..., stored + 4 : -4]
+        return [*(part.view(dtype) for part in parts), floats[..., stored // 4], floats[..., -1]]
 
     for ours, theirs in zip(views(host), views_of_heads(host, dtype)):
         assert (ours.ctypes.data, ours.strides) == (theirs.ctypes.data, theirs.strides)
