@@ -1,5 +1,5 @@
-// The outputs of a chunk: out = qg h^T + P v_new, of queries that are scaled, decayed and rounded already, and of rounded
-// weights. A block a chunk and head, 16 tokens a warp.
+// The outputs of a chunk: out = qg h^T + P v_new, of queries that are scaled, decayed and rounded already, and of
+// rounded weights. A block a chunk and head, 16 tokens a warp.
 #pragma once
 #include "gdn_tiles.cuh"
 

@@ -3,8 +3,9 @@
 // The ladder:
 // 1. kda_delta_h_any, kda_chunk_o_any: chains of fma in MIRROR's order, as the gated delta rule's, for every shape and
 //    dtype.
-// 2. kda_prepare, kda_delta_h_bf16, kda_chunk_o_bf16: bfloat16 heads of 128 in chunks of 64 on tensor cores. Decays have
-//    their place in the first of them; the others read their factors, and the sum of a chunk's last token.
+// 2. kda_prepare, kda_delta_h_bf16, kda_chunk_o_bf16: bfloat16 heads of 128 in chunks of 64 on tensor cores. Decays
+//    have their place in the first of them; the others read its factors, and the sums of a chunk's last token. For
+//    kda_chunk_o alone kda_chunk_weights makes these factors, with MIRROR's powers.
 #include "kda_prepare.cuh"
 #include "kda_chunk_o.cuh"
 #include "kda_delta_h.cuh"

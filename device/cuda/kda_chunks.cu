@@ -1,7 +1,7 @@
 // The stages before the states of chunked Kimi delta attention, each an op of its own: running sums of its gates, K K^T
 // and Q K^T under their decays, and the factors w, u and kg. Sums are chains of fma in ascending order, so bytes are
-// MIRROR's for every shape and dtype; kda_prepare.cuh does all of them at once on tensor cores, where the shape allows it.
-// The triangular inverse is the gated delta rule's.
+// MIRROR's for every shape and dtype; kda_prepare.cuh does all of them at once on tensor cores, where the shape allows
+// it. The triangular inverse is the gated delta rule's.
 //
 // The ladder:
 // 1. kda_gate_cumsum: a thread a chunk and channel walks along the tokens, whose neighbours share the lines.
@@ -43,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(128)
     i64 t = at / size / heads;
     int head = (int)(at / size % heads), j = (int)(at % size);
     const int first = chunks.of_token((int)t).first, i = (int)t - first;
-    const Heads queries = {q, heads * width, width}, keys = {k, heads * width, width}, sums = {gc, heads * width, width};
+    const i64 step = heads * width;
+    const Heads queries = {q, step, width}, keys = {k, step, width}, sums = {gc, step, width};
     float of_k = 0.0f, of_q = 0.0f;
     if (j <= i) {
         i64 between = first + i / BLOCK * BLOCK, other = first + j;

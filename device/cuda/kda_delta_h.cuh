@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         const unsigned char *w_tile = steps.stage(c), *k_tile = w_tile + TILE;
         unsigned char* u_tile = steps.stage(c) + 2 * TILE;
 
-        unsigned left[8][4];  // S, then what is written, as the left operand; no store stands between loads of the right one
+        unsigned left[8][4];  // S, then what is written, as the left operand
 #pragma unroll
         for (int d = 0; d < 8; ++d)
 #pragma unroll

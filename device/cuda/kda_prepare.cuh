@@ -6,8 +6,13 @@
 // 2^-G_j, which overflows. But for a token m between them both 2^(G_i - G_m) and 2^(G_m - G_j) are at most one. So the
 // triangle is cut in halves: of a span of 2 S tokens the later S times the earlier S are a product through m, the first
 // of the later ones; what is left are two spans of S. Keys and queries of eight later tokens share their decays, and an
-// `a`; eight tokens are one span's, or where S is below eight the lanes of g / S each their own span's. Factors are
-// float32 in two bfloat16 halves, as A and X are in gdn_prepare.cuh: 2^-16 of what is summed up.
+// `a`. Below S = 8 these eight are the later tokens of 8 / S spans, each S of them with columns of their own. Factors
+// are float32 in two bfloat16 halves, as A and X are in gdn_prepare.cuh: 2^-16 of what is summed up.
+//
+// The ladder:
+// 1. Spans of 1 to 32 alike, each warp with the factors that it needs: at S = 16 and 32 most were made more than once.
+// 2. Half of the warps take S = 32, 8 and 4, half 16, 2, 1 and the diagonal, so that few are; S = 1 is its own middle,
+//    and addresses are one exclusive or. A quarter of all instructions less.
 #pragma once
 #include "gdn_prepare.cuh"
 #include "kda_decay.cuh"
@@ -46,7 +51,9 @@ struct Decayed {
     VT_MEMBER const float* sums_of(int row) const { return sums + row * APART + (lane_of() & 3) * 2; }
 
     // The lane's two neighbours of a row's vector v, from `at`, where those of vector 0 are.
-    VT_MEMBER unsigned two(const unsigned char* tile, int at, int v) const { return *(const unsigned*)(tile + (at ^ v * 16)); }
+    VT_MEMBER unsigned two(const unsigned char* tile, int at, int v) const {
+        return *(const unsigned*)(tile + (at ^ v * 16));
+    }
     VT_MEMBER int place(int row) const { return swizzled<ROW>(row, 0) + (lane_of() & 3) * 4; }
 
     VT_MEMBER static void take(unsigned& high, unsigned& low, unsigned bits, float f, float g) {
@@ -237,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(PREPARING, 2)
     if (thread < SIZE) strength[thread] = thread < piece.length ? beta[first + thread * heads] : 0.0f;
     copies_wait<0>();
     __syncthreads();
-    sum_gates(sums, ends + ((i64)number * heads + head) * WIDTH, (float*)lower, upper, A_log, dt_bias, head, piece.length);
+    float* end = ends + ((i64)number * heads + head) * WIDTH;
+    sum_gates(sums, end, (float*)lower, upper, A_log, dt_bias, head, piece.length);
     const uint4 zeros = {0, 0, 0, 0};
     for (int i = thread; i < HALF / 16; i += PREPARING) ((uint4*)upper)[i] = zeros;
     __syncthreads();
@@ -320,5 +328,6 @@ extern "C" __global__ void __launch_bounds__(PREPARING, 2)
         below<2>(triangle.A, X, 32, 0, warp);
     }
     __syncthreads();
-    times_columns((char*)(second ? u : w) + first * WIDTH * 2, step, piece.length, X, second ? queries : keys, 4 * block);
+    void* to = (char*)(second ? u : w) + first * WIDTH * 2;
+    times_columns(to, step, piece.length, X, second ? queries : keys, 4 * block);
 }
