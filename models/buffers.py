@@ -16,14 +16,15 @@ class Fresh:
 
 
 class Kept:
-    """One array for each name and form of row, `rows` long; a result of fewer rows is its beginning."""
+    """One array for each name and form of row, `rows` long or longer; a result of fewer rows is its beginning."""
 
     def __init__(self, arrays: Arrays, rows: int):
         self._arrays, self._rows = arrays, rows
         self._found: dict[tuple, object] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype) -> object:
-        key = name, tuple(shape[1:]), dtype
+        rows = max(self._rows, shape[0])
+        key = name, (rows, *shape[1:]), dtype
         if key not in self._found:
-            self._found[key] = self._arrays.empty((self._rows, *shape[1:]), dtype)
+            self._found[key] = self._arrays.empty((rows, *shape[1:]), dtype)
         return self._found[key][: shape[0]]

@@ -9,7 +9,8 @@ import numpy as np
 
 from vtlab import ops
 
-Buffer = Callable[[str, np.dtype], object]
+Buffer = Callable[..., object]
+"""(which result, dtype, its shape if that is not [T, N]) -> where to put it, or None for new memory."""
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -38,7 +39,7 @@ class Linear:
     def apply(self, x, buffer: Buffer, join: Callable = ops.add):
         """x W^T + b in x's dtype.
 
-        buffer : (which result, dtype) -> where to put it, [T, N], or None for new memory; "" is the last one.
+        buffer : where to put results; "" is the last one.
         join : (product, bias, out) -> their sum, or what else is made of it.
         Rounding points: the result; with a bias of a bfloat16 model the sum is one of float32 numbers, as in the
         epilogue of a GEMM; with one of a float16 model the product is rounded before.

@@ -85,7 +85,10 @@ class Step:
         return linear.apply(x, self._buffers(name, linear))
 
     def _buffers(self, name: str, linear: Linear):
-        return lambda which, dtype: self.rows(f"{name} {which}" if which else name, linear.out_features, dtype=dtype)
+        def buffer(which, dtype, shape=None):
+            return self.keep(f"{name} {which}" if which else name, shape or (self.tokens, linear.out_features), dtype)
+
+        return buffer
 
     def project_relu(self, name: str, x, linear: Linear):
         """relu(x W^T + b), which rounds once; the bias and the ReLU are a fused chain."""

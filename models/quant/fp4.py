@@ -14,11 +14,12 @@ from vtlab.ops import nvfp4
 from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics import round_to
 
-from .matrix import InRows, Scheme
+from .matrix import InRows, Scheme, new_memory, together
 from .stored import BYTES, E4M3, FLOATS, Part, Site, Stored
 
 MX_BLOCK = 32
 _BIAS, _NO_SCALE = 127, 255
+_BYTE = np.dtype(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +39,14 @@ class NvFp4(InRows):
     alpha: np.ndarray | None
     dtype: np.dtype
 
-    def multiply(self, x, out=None):
+    def multiply(self, x, out=None, room=new_memory):
         if self.input_scale is None:
             return ops.matmul_nvfp4(x, self.weight, self.scales, self.global_scale, out_dtype=x.dtype, out=out)
-        codes, scales = ops.scaled_fp4_quant(x, self.input_scale)
+        rows, blocks = x.shape[0], self.columns // nvfp4.BLOCK
+        tiles = room("scales", nvfp4.tiled_shape(rows, blocks), _BYTE)
+        codes, scales = ops.scaled_fp4_quant(
+            x, self.input_scale, out=together(room("codes", (rows, self.columns // 2), _BYTE), tiles)
+        )
         return ops.cutlass_scaled_fp4_mm(
             codes, self.weight, scales, self.scales, self.alpha, out_dtype=x.dtype, out=out
         )
@@ -120,9 +125,11 @@ class MxFp4(InRows):
     one: np.ndarray
     dtype: np.dtype
 
-    def multiply(self, x, out=None):
-        codes, scales = ops.mxfp4_quant(x)
-        tiles = ops.swizzle_blockscale(scales)
+    def multiply(self, x, out=None, room=new_memory):
+        rows, blocks = x.shape[0], self.columns // MX_BLOCK
+        target = together(room("codes", (rows, self.columns // 2), _BYTE), room("exponents", (rows, blocks), _BYTE))
+        codes, scales = ops.mxfp4_quant(x, out=target)
+        tiles = ops.swizzle_blockscale(scales, out=room("scales", nvfp4.tiled_shape(rows, blocks), _BYTE))
         return ops.matmul_mxf4_bf16_tn(codes, self.weight, tiles, self.scales, self.one, out=out)
 
     def expanded(self) -> np.ndarray:

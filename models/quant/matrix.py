@@ -15,6 +15,17 @@ from ..linear import Buffer, Linear
 from .stored import Part, Site, Stored
 
 _NO_DTYPE = np.dtype(np.float32)
+Room = Callable[[str, tuple[int, ...], np.dtype], object]
+"""(which result on the way, shape, dtype) -> where to put it, or None for new memory."""
+
+
+def new_memory(which: str, shape: tuple[int, ...], dtype) -> None:
+    """Room that an op takes by itself."""
+
+
+def together(*targets):
+    """Several `out` as one, or None."""
+    return None if targets[0] is None else targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +40,8 @@ class Matrix:
     def columns(self) -> int:
         raise NotImplementedError
 
-    def multiply(self, x, out=None):
-        """x W^T in x's dtype, bfloat16 or float16."""
+    def multiply(self, x, out=None, room: Room = new_memory):
+        """x W^T in x's dtype, bfloat16 or float16; room : for x quantised."""
         raise NotImplementedError
 
     def expanded(self) -> np.ndarray:
@@ -133,20 +144,22 @@ class QuantLinear(Linear):
         Rounding points: the product, and the sum with a bias, as vLLM adds it behind these products.
         """
         if self.bias is None:
-            return self.multiplied(x, x.dtype, buffer("", x.dtype))
-        product = self.multiplied(x, x.dtype, buffer("product", x.dtype))
+            return self.multiplied(x, x.dtype, buffer("", x.dtype), buffer)
+        product = self.multiplied(x, x.dtype, buffer("product", x.dtype), buffer)
         return join(product, self.bias, out=buffer("", x.dtype))
 
-    def multiplied(self, x, dtype, out=None):
+    def multiplied(self, x, dtype, out=None, buffer: Buffer | None = None):
         """x W^T, every part by the product of its format."""
         if dtype != x.dtype:
             raise ContractError("quant_linear", "dtype", dtype, f"{x.dtype}, that of x")
+        room = new_memory if buffer is None else lambda which, shape, dtype: buffer(which, dtype, shape)
         if len(self.weight) == 1:
-            return self.weight[0].multiply(x, out)
+            return self.weight[0].multiply(x, out, room)
         out = np.empty((x.shape[0], self.out_features), dtype) if out is None else out
         column = 0
         for part in self.weight:
-            out[:, column : column + part.rows] = part.multiply(x)
+            beside = room(f"part at {column}", (x.shape[0], part.rows), dtype)
+            out[:, column : column + part.rows] = part.multiply(x, beside, room)
             column += part.rows
         return out
 

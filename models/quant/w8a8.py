@@ -12,10 +12,11 @@ import numpy as np
 from vtlab import ops
 from vtlab.ops.numerics import round_to
 
-from .matrix import InRows, Scheme
+from .matrix import InRows, Scheme, new_memory, together
 from .stored import E4M3, FLOATS, Part, Site, Stored
 
 _LOW, _HIGH = -128, 127
+_BYTE, _INT8, _INT32, _FLOAT32 = map(np.dtype, (np.uint8, np.int8, np.int32, np.float32))
 
 
 def e4m3_values(codes: np.ndarray) -> np.ndarray:
@@ -38,17 +39,19 @@ class Int8(InRows):
     zero_point: np.ndarray | None
     dtype: np.dtype
 
-    def multiply(self, x, out=None):
+    def multiply(self, x, out=None, room=new_memory):
         right = {"out_dtype": x.dtype, "out": out}
+        target, scales = room("codes", x.shape, _INT8), room("scales", (x.shape[0], 1), _FLOAT32)
         if self.input_scale is not None:
-            codes = ops.static_scaled_int8_quant(x, self.input_scale, azp=self.zero_point)
+            codes = ops.static_scaled_int8_quant(x, self.input_scale, azp=self.zero_point, out=target)
             if self.sums is None:
                 return ops.cutlass_scaled_mm(codes, self.weight.T, self.input_scale, self.scale, **right)
             return ops.cutlass_scaled_mm_azp(codes, self.weight.T, self.input_scale, self.scale, self.sums, **right)
         if self.sums is None:
-            codes, scale = ops.dynamic_scaled_int8_quant(x)
+            codes, scale = ops.dynamic_scaled_int8_quant(x, out=together(target, scales))
             return ops.cutlass_scaled_mm(codes, self.weight.T, scale, self.scale, **right)
-        codes, scale, azp = ops.dynamic_scaled_int8_quant(x, symmetric=False)
+        zeros = room("zero points", (x.shape[0], 1), _INT32)
+        codes, scale, azp = ops.dynamic_scaled_int8_quant(x, symmetric=False, out=together(target, scales, zeros))
         return ops.cutlass_scaled_mm_azp(codes, self.weight.T, scale, self.scale, self.sums, azp=azp, **right)
 
     def expanded(self) -> np.ndarray:
@@ -127,11 +130,13 @@ class Fp8(InRows):
     input_scale: np.ndarray | None
     dtype: np.dtype
 
-    def multiply(self, x, out=None):
+    def multiply(self, x, out=None, room=new_memory):
+        target = room("codes", x.shape, _BYTE)
         if self.input_scale is None:
-            codes, scale = ops.dynamic_per_token_scaled_fp8_quant(x)
+            scales = room("scales", (x.shape[0], 1), _FLOAT32)
+            codes, scale = ops.dynamic_per_token_scaled_fp8_quant(x, out=together(target, scales))
         else:
-            codes, scale = ops.quant_fp8_static(x, self.input_scale), self.input_scale
+            codes, scale = ops.quant_fp8_static(x, self.input_scale, out=target), self.input_scale
         return ops.cutlass_scaled_mm(codes, self.weight.T, scale, self.scale, out_dtype=x.dtype, out=out)
 
     def expanded(self) -> np.ndarray:
@@ -191,9 +196,11 @@ class Fp8Blocks(InRows):
     block: tuple[int, int]
     dtype: np.dtype
 
-    def multiply(self, x, out=None):
+    def multiply(self, x, out=None, room=new_memory):
         height, width = self.block
-        codes, scale = ops.per_token_group_quant_fp8(x, group_size=width)
+        scales = room("scales", (x.shape[0], x.shape[1] // width), _FLOAT32)
+        target = together(room("codes", x.shape, _BYTE), scales)
+        codes, scale = ops.per_token_group_quant_fp8(x, group_size=width, out=target)
         return ops.scaled_mm_block(
             codes, self.weight, scale, self.scale, block_n=height, block_k=width, out_dtype=x.dtype, out=out
         )

@@ -11,7 +11,7 @@ import numpy as np
 from vtlab import ops
 from vtlab.ops import lowbit
 
-from .matrix import Matrix, Scheme
+from .matrix import Matrix, Scheme, new_memory
 from .stored import FLOATS, WORDS, Part, Site, Stored
 
 
@@ -55,7 +55,7 @@ class GroupedWords(Matrix):
     def columns(self) -> int:
         return self.qweight.shape[0] * 32 // self.bits
 
-    def multiply(self, x, out=None):
+    def multiply(self, x, out=None, room=new_memory):
         return ops.gptq_gemm(
             x, self.qweight, self.qzeros, self.scales, self.g_idx, use_v2_format=self.v2, bits=self.bits, out=out
         )
@@ -183,7 +183,7 @@ class InterleavedWords(Matrix):
     def columns(self) -> int:
         return self.qweight.shape[0]
 
-    def multiply(self, x, out=None):
+    def multiply(self, x, out=None, room=new_memory):
         return ops.awq_gemm(x, self.qweight, self.scales, self.qzeros, out=out)
 
     def expanded(self) -> np.ndarray:
