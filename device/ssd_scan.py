@@ -37,8 +37,8 @@ _FLOAT32 = np.dtype(np.float32)
 _NAMES = {np.dtype(ml_dtypes.bfloat16): "bf16", np.dtype(np.float16): "f16"}
 _PART, _LONGEST, _LARGEST = 64, 128, 1024
 """Channels of a block and tokens of a tile, elements of the longest state, tokens of the longest chunk."""
-_SUM_HEADS, _ROWS = 8, 128
-"""Heads of a block of time steps, and tokens of a block of outputs."""
+_SUM_HEADS, _ROWS, _WALKING = 8, 128, 256
+"""Heads of a block of time steps, tokens of a block of outputs, threads of a block that walks."""
 _TILE = 2 * _PART * _PART
 _WALK = 7 * _TILE + 2 * 4 * (_PART + 4)
 
@@ -86,7 +86,7 @@ def _on_cores(op: str, steps: list, A, x, B, C, starts, size: int, D, z, initial
     (tokens, heads, width), (groups, length), sequences = x.shape, B.shape[1:], len(starts) - 1
     chunks, name, tops = places(tokens, sequences, size), _NAMES[np.dtype(x.dtype)], width // _PART
     parts, own = -(-length // _PART), 4 * tokens * heads
-    sizes = own, own, 2 * chunks * heads * width * length, 16 * chunks * heads * tops * parts
+    sizes = own, own, 2 * chunks * heads * width * length, _WALKING // 8 * chunks * heads * tops * parts
     sums, dts, before, loud = scratch.parts("ssd_chunks", *sizes)
     args = [*steps, A, starts, sequences, size, tokens, sums, dts]
     start(op, FAMILY, "ssd_sums", chunks * -(-heads // _SUM_HEADS), (32 * _SUM_HEADS, 1), args)
@@ -95,7 +95,7 @@ def _on_cores(op: str, steps: list, A, x, B, C, starts, size: int, D, z, initial
         *shape, x, B, sums, dts, starts, sequences, size, tokens, initial, 0 if initial is None else kind(initial),
         before, loud, final,
     ]  # fmt: skip
-    start(op, FAMILY, f"ssd_walk_{name}", sequences * heads * tops * parts, (THREADS, 1), args, _WALK)
+    start(op, FAMILY, f"ssd_walk_{name}", sequences * heads * tops * parts, (_WALKING, 1), args, _WALK)
     held, tiles = parts * _PART, -(-size // _ROWS)
     args = [
         *shape, x, B, C, sums, dts, before, loud, starts, sequences, size, tokens, D, skip_step(D), z, out,

@@ -41,7 +41,7 @@ template <int KIND, int VECTORS> VT_FN void outputs(OUTPUT_PARAMETERS) {
     const int lane = lane_of(), warp = warp_of(), row = lane >> 2, column = (lane & 3) * 2, vectors = (int)length / 8;
     const int r0 = begin + 32 * warp;
     const i64 chunk = (i64)number * heads + head, first = piece.first;
-    const int parts = (int)((length + PART - 1) / PART) * 4;
+    const int parts = (int)((length + PART - 1) / PART) * WALK_WARPS;
     const int sound = lane < parts ? loud[(chunk * tops + top) * parts + lane] : 0;
     const bool whole = __any_sync(WARP_LANES, sound);
     const int end = whole || begin + OUT_ROWS > piece.length ? piece.length : begin + OUT_ROWS;
