@@ -15,7 +15,7 @@ from .compare import assert_bytes, assert_rel_l2
 from .device_edges_chunks import starts
 from .device_run import Emulated
 from .emulation import EmulatedRuntime
-from .recurrences import unit
+from .recurrences import goldens, unit
 from .scalar import draw
 
 CORES = {"H": 2, "D": 128, "Dv": 128, "kind": "bfloat16"}
@@ -91,6 +91,16 @@ def test_chunks_stay_near_the_loop(device, form):
     loop = device.call("kda_prefill_recurrent", sent | {"qk_l2norm": False})
     for got, one in ((out, loop), (state, sent["state"])):
         assert_rel_l2(got, device.fetch(one), 10 * 2.0**-9 if form is CORES else 2.0**-18)
+
+
+def test_prompts_are_vllms(device):
+    """vLLM's own, of a GPU, whose factors of A are TF32."""
+    found = [g for g in goldens("kda", "kda_chunk_prefill") if g.build == "cuda" and g.inputs["q"].dtype == BFLOAT16]
+    assert any(golden.inputs["q"].shape[-1] == 128 for golden in found)
+    for golden in found:
+        out, state = run(device, golden.call())
+        for got, name in ((out, "out"), (state, "state")):
+            assert_rel_l2(got, golden.outputs[name].reshape(got.shape), 2.0**-9, str(golden))
 
 
 def test_one_token_of_a_chunk_forgets_it_all(device):
