@@ -33,6 +33,8 @@ EDGES: dict[str, list[dict]] = {
         {"T": 5, "E": 256, **_GROUPED, "routed_scaling_factor": 2.5},
         {"T": 3, "E": 64, **_GROUPED, "logits": "bfloat16"},
         {"T": 4, "E": 256, **_GROUPED, "bias": np.full(256, -0.75, np.float32), "logits": _same(4, 256)},
+        {"T": 3, "E": 512, "top_k": 5, "bias": _F32, "num_expert_group": 16, "topk_group": 3, "logits": "float16"},
+        {"T": 3, "E": 640, "top_k": 3, "bias": _F32, "num_expert_group": 20, "topk_group": 2, "scoring": "sigmoid"},
         {"T": 4, "E": 96, "top_k": 3, "num_expert_group": 48, "topk_group": 40},
         {"T": 4, "E": 120, "top_k": 30, "num_expert_group": 4, "topk_group": 1, "renormalize": False},
         {"T": 3, "E": 64, "top_k": 40, "bias": _F32, "scoring": "softmax", "logits": "float16"},

@@ -2,8 +2,9 @@
 //
 // The ladder of the router:
 // 1. moe_router_any: a warp a token, lane l experts l, l + 32, ...; scores and the order of the choice in shared memory.
-// 2. moe_router_64 ... _512: the same in registers, up to so many experts. Only the lane that lost its best looks again,
-//    together with the others; a round is two reductions over the warp.
+// 2. moe_router_64 ... _512: the same in registers, up to so many experts. A choice is two reductions over the warp. Where
+//    logits choose, only chosen scores are divided; up to eight groups of 32, a lane an expert, are looked
+//    at side by side.
 #include "rows.cuh"
 
 #define ALL_LANES 0xffffffffu
@@ -72,6 +73,22 @@ VT_FN Best best_of_warp(Best own) {
     return {code, warp_least(own.code == code ? own.number : ALL_LANES)};
 }
 
+// The two largest scores of a group; one that is NaN makes them NaN.
+struct TwoBest {
+    float high = -VT_INF, low = -VT_INF;
+
+    VT_MEMBER void joins(float x) {
+        low = vt_maximum(low, vt_minimum(high, x));
+        high = vt_maximum(high, x);
+    }
+    VT_MEMBER void of_lanes(int distance) {
+        float other_high = __shfl_xor_sync(ALL_LANES, high, distance), other_low = __shfl_xor_sync(ALL_LANES, low, distance);
+        joins(other_high);
+        low = vt_maximum(low, other_low);
+    }
+    VT_MEMBER unsigned code(bool both) const { return code_of(both ? high + low : high); }
+};
+
 #define ROUTER_PARAMETERS                                                                                        \
     i64 tokens, i64 experts, const void *logits, i64 kind, const float *bias, i64 top_k, i64 renormalize,        \
         i64 sigmoid, i64 groups, i64 kept, float factor, float *weights, int *ids, i64 room
@@ -97,6 +114,7 @@ template <int COUNT> VT_FN void router(ROUTER_PARAMETERS) {
         held.score[i] = x[0];
     }
     bool by_logit = !sigmoid && bias == nullptr && groups == 1;
+    float sum = 0.0f;
     if (by_logit) {
 #pragma unroll
         for (int i = 0; i < held.count(); ++i) held.code[i] = code_of(held.score[i]);
@@ -105,7 +123,7 @@ template <int COUNT> VT_FN void router(ROUTER_PARAMETERS) {
 #pragma unroll
         for (int i = 0; i < held.count(); ++i) held.score[i] = vt_sigmoid(held.score[i]);
     } else {
-        float most = -VT_INF, sum = 0.0f;
+        float most = -VT_INF;
 #pragma unroll
         for (int i = 0; i < held.count(); ++i)
             if (expert(i) < all) most = vt_maximum(most, held.score[i]);
@@ -119,8 +137,10 @@ template <int COUNT> VT_FN void router(ROUTER_PARAMETERS) {
         }
 #pragma unroll
         for (int m = 16; m >= 1; m >>= 1) sum += __shfl_xor_sync(ALL_LANES, sum, m);
+        if (!by_logit) {
 #pragma unroll
-        for (int i = 0; i < held.count(); ++i) held.score[i] = held.score[i] / sum;
+            for (int i = 0; i < held.count(); ++i) held.score[i] = held.score[i] / sum;
+        }
     }
     auto choice = [&](int i) { return bias == nullptr ? held.score[i] : held.score[i] + bias[expert(i)]; };
 #pragma unroll
@@ -131,23 +151,32 @@ template <int COUNT> VT_FN void router(ROUTER_PARAMETERS) {
 
     if (groups > 1) {
         int size = all / (int)groups;
-        for (int group = 0; group < (int)groups; ++group) {
+        constexpr bool FEW = COUNT > 0 && COUNT <= 8;  // more have too few registers
+        bool beside = FEW && size == 32;
+        if constexpr (FEW) {
+            if (beside) {
+                TwoBest best[COUNT];
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i)
+                    if (i < (int)groups) best[i].joins(choice(i));
+#pragma unroll
+                for (int m = 16; m >= 1; m >>= 1)
+#pragma unroll
+                    for (int i = 0; i < COUNT; ++i) best[i].of_lanes(m);
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i)
+                    if (lane == 0 && i < (int)groups) group_code[i] = best[i].code(bias != nullptr);
+            }
+        }
+        for (int group = 0; !beside && group < (int)groups; ++group) {
             int first = group * size, last = first + size;
-            float high = -VT_INF, low = -VT_INF;  // the two largest; one that is NaN makes them NaN
-            auto joins = [&](float x) {
-                low = vt_maximum(low, vt_minimum(high, x));
-                high = vt_maximum(high, x);
-            };
+            TwoBest best;
 #pragma unroll
             for (int i = 0; i < held.count(); ++i)
-                if (expert(i) >= first && expert(i) < last) joins(choice(i));
+                if (expert(i) >= first && expert(i) < last) best.joins(choice(i));
 #pragma unroll
-            for (int m = 16; m >= 1; m >>= 1) {
-                float other_high = __shfl_xor_sync(ALL_LANES, high, m), other_low = __shfl_xor_sync(ALL_LANES, low, m);
-                joins(other_high);
-                low = vt_maximum(low, other_low);
-            }
-            if (lane == 0) group_code[group] = code_of(bias == nullptr ? high : high + low);
+            for (int m = 16; m >= 1; m >>= 1) best.of_lanes(m);
+            if (lane == 0) group_code[group] = best.code(bias != nullptr);
         }
         warp_meets();
         for (int round = 0; round < (int)kept; ++round) {
@@ -175,6 +204,7 @@ template <int COUNT> VT_FN void router(ROUTER_PARAMETERS) {
             }
         Best best = best_of_warp(own_best);
         float score = __shfl_sync(ALL_LANES, own_score, (int)best.number & 31);
+        if (by_logit) score = score / sum;
 #pragma unroll
         for (int i = 0; i < held.count(); ++i)
             if ((unsigned)expert(i) == best.number) held.code[i] = CODE_TAKEN;
