@@ -192,7 +192,7 @@ def whole_groups(arguments, axes):
 
 
 def _group_codes(nx, y, ue8m0):
-    """(codes [..., I], scales [..., I / 128]) of values: the scale by a product with f32(1 / 448), codes by division."""
+    """(codes [..., I], scales [..., I / 128]) of values: a product makes the scale, a division the codes."""
     grouped = in_groups(nx, y, BLOCK)
     scale = single(nx, nx.mul(nx.maximum(largest(nx, grouped), _LEAST), _RECIPROCAL))
     if ue8m0:

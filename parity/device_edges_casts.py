@@ -48,7 +48,7 @@ def _token(M: int, K: int, **more) -> dict:
     return {"M": M, "K": K, "G": -(-K // 128), **more}
 
 
-_LARGE = {"x": np.tile(_draw(130, 256), (1, 16)).astype(ml_dtypes.bfloat16)}
+_LARGE = {"x": np.tile(_draw(129, 256), (1, 16)).astype(ml_dtypes.bfloat16)}
 """More vectors than small kernels are taken for."""
 
 _ROUNDINGS = ("vt", "vllm_native")
@@ -70,14 +70,16 @@ def _around() -> np.ndarray:
 _AROUND = _around()
 
 
-def _identity(size: int) -> np.ndarray:
-    return np.eye(size).astype(ml_dtypes.bfloat16)
+def _diagonal(size: int) -> np.ndarray:
+    """Almost the identity: squares of what it makes have too many digits, and a variance may come out below zero."""
+    return (np.eye(size) * (1 + 2.0**-7)).astype(ml_dtypes.bfloat16)
 
 
 def _zeros_and_more(rows: int, width: int) -> np.ndarray:
-    """Blocks of zeros, of equal elements, with a NaN, with an infinity."""
+    """Blocks of zeros, of equal elements, with a NaN, with an infinity, near the largest number."""
     x = _draw(rows, width)
-    x[0, :32], x[0, 32:64], x[1, 40], x[2, 70] = 0, 3, np.nan, np.inf
+    x[0, :32], x[0, 32:64], x[1, 40], x[2, 70] = 0, 1.0546875, np.nan, np.inf
+    x[2, 98:101] = (1e38, -3e38, -1e38)
     return x.astype(ml_dtypes.bfloat16)
 
 
@@ -109,6 +111,14 @@ def _masked(E: int, T: int, half: int, counts: tuple, **more) -> dict:
     return {"E": E, "T": T, "I": half, "G": half // 128, "counts": np.int32(counts), **more}
 
 
+def _near_ties() -> np.ndarray:
+    """[1, 3, 256]: products so near the middle of two codes that fast functions find the wrong one."""
+    x = np.full((1, 3, 256), 0.5)
+    x[0, :, 7], x[0, :, 135] = (33.25, 37.75, 44.25), 1
+    x[0, :, 9], x[0, :, 137] = (0.12255859375, 2.671875, 0.40625), (1.640625, 1.28125, 1.3671875)
+    return x.astype(ml_dtypes.bfloat16)
+
+
 def _every_gate(up: float) -> np.ndarray:
     """[4, 2 * 16384]: every bfloat16 as a gate, against one factor, small ones with small ones."""
     gates = _HALVES.reshape(4, -1)
@@ -118,14 +128,14 @@ def _every_gate(up: float) -> np.ndarray:
 EDGES: dict[str, list[dict]] = {
     "per_token_cast_to_fp8": [
         *(_token(5, K, x=kind, ue8m0=how) for K in (384, 200, 7) for kind in _KINDS for how in _POWERS),
-        _token(130, 4096, ue8m0="log2", **_LARGE),
+        _token(129, 4096, ue8m0="log2", **_LARGE),
         *(_token(190, 128, x=_just_above_powers(448, _EXPONENTS, _ABOVE), ue8m0=how) for how in ("bits", "log2")),
         _token(0, 256), _token(2, 0), _token(2, 256, x=np.zeros((2, 256), np.float32)),
     ],
     "per_token_cast_to_fp4": [
         *(_groups({"M": 5, "K": 256, "x": kind, "ue8m0": how}, 32) for kind in _KINDS for how in _POWERS),
         *(_groups({"M": 3, "K": K, "x": "bfloat16"}, size) for K, size in ((256, 8), (256, 256), (70, 32), (96, 48))),
-        _groups({"M": 130, "K": 4096, **_LARGE}, 32),
+        _groups({"M": 129, "K": 4096, **_LARGE}, 32),
         *(_groups({"M": 4, "K": 64, "x": _middles(kind), "ue8m0": how}, size)
           for kind in (np.float32, np.float16) for how in ("bits", None) for size in (64, 6)),
         _groups({"M": 0, "K": 64}, 32), _groups({"M": 2, "K": 0}, 32),
@@ -183,15 +193,15 @@ EDGES: dict[str, list[dict]] = {
         _masked(33, 9, 128, tuple(i * 5 % 10 for i in range(33)), x="bfloat16"),
         _masked(2, 20, 1408, (20, 11), x="bfloat16"), _masked(1, 3, 128, (0,), x="bfloat16"),
         *(_masked(4, 1, 1 << 14, (1, 1, 1, 1), x=_every_gate(up)[:, None]) for up in (1.0, 0.7109375)),
+        _masked(1, 3, 128, (3,), x=_near_ties()),
         _masked(2, 3, 128, (2, 3), scale=np.zeros((2, 1, 3), np.float32).swapaxes(1, 2)),
     ],
     "mxfp4_quant": [
         *({"...": (5,), "K": K, "x": kind, "rounding": rounding}
           for K in (32, 160) for kind in _KINDS for rounding in _ROUNDINGS),
-        {"...": (130,), "K": 4096, **_LARGE}, {"...": (131,), "K": 4096, "x": _LARGE["x"][np.arange(131) % 130]},
+        {"...": (129,), "K": 4096, **_LARGE},
         *({"...": (len(_AROUND) // 32,), "K": 32, "x": _AROUND.reshape(-1, 32), "rounding": rounding}
           for rounding in _ROUNDINGS),
-        {"...": (128,), "K": 4096, "x": np.tile(_HALVES, 8).reshape(128, 4096)},
         {"...": (0,), "K": 32}, {"...": (2,), "K": 0}, {"...": (), "K": 96, "x": "bfloat16"},
     ],
     "hadamard": [{"n": n} for n in (2, 4, 8, 16, 64, 256)],
@@ -204,14 +214,14 @@ EDGES: dict[str, list[dict]] = {
     "fused_quantize_mx": [
         *({"...": (rows,), "K": K, "R": R, "method": method}
           for rows, K, R in ((33, 160, 32), (3, 2048, 64), (9, 512, 128)) for method in ("quest", "abs_max")),
-        *({"...": (3,), "K": 128, "R": 32, "x": _zeros_and_more(3, 128), "h": _identity(32), "method": method}
+        *({"...": (3,), "K": 128, "R": 32, "x": _zeros_and_more(3, 128), "h": _diagonal(32), "method": method}
           for method in ("quest", "abs_max")),
         {"...": (0,), "K": 64, "R": 32}, {"...": (2,), "K": 0, "R": 64}, {"...": (), "K": 128, "R": 64},
     ],
     "fused_quantize_nv": [
         *({"...": (rows,), "K": K, "R": R}
           for rows, K, R in ((29, 144, 16), (33, 160, 32), (3, 2048, 64), (9, 512, 128))),
-        {"...": (3,), "K": 128, "R": 16, "x": _zeros_and_more(3, 128), "h": _identity(16),
+        {"...": (3,), "K": 128, "R": 16, "x": _zeros_and_more(3, 128), "h": _diagonal(16),
          "input_global_scale": np.float32([0])},
         {"...": (0,), "K": 64, "R": 32}, {"...": (), "K": 16, "R": 16}, {"...": (), "K": 48, "R": 16},
     ],

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "wna16": {
+        "the largest alone": ("vt_abs(point(lowest / (float)low))", "0.0f"),
+        "zero points in one rounding": ("point((float)q * scale) - point((float)zero * scale)",
+                                        "((float)q - (float)zero) * scale"),
+        "a dead group divides": ("scale == 0.0f ? -1024.0f : ", ""),
+        "half of the rows' maximum": ("int half = DOWN / 2; half;", "int half = DOWN / 4; half;"),
+        "no least range": ("fmaxf(point(highest - lowest), point(1e-5f))", "point(highest - lowest)"),
         "places in sequence": ("parted((int)(n % count), count);", "(int)(n % count);"),
         "columns in sequence": ("joined((int)(p % count), count);", "(int)(p % count);"),
         "a code in two words cut short": ("found |= words[bit / 32 + 1] << (32 - shift);", ""),
@@ -43,6 +49,12 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the sum of 4 bits is not rounded": ("BITS == 4 ? through(x, KIND) : x", "x"),
         "the other rows of the operand": ("fetch_matrices(b, sixteen + q * 1024);", "fetch_matrices(b, sixteen);"),
         "chain sums of the first part": ("sums[((part * teams + c) * rows", "sums[((0 * teams + c) * rows"),
+        "the first tile's words for all warps": ("s * 512 + lane * 16 + warp * 4", "s * 512 + lane * 16"),
+        "one scale for two columns": ("pick<0x3232>(both, 0)", "pick<0x1010>(both, 0)"),
+        "the neighbours' zero points": ("word >> 4 * (warp + 4 * h)", "word >> 4 * (2 * warp + h)"),
+        "operands before they are there": ("barrier_wait(full + stage, parity);", ""),
+        "chains that go on": ("at > 0 || s > 0", "chunk > 0 || s > 0"),
+        "the first rows once more": ("chunk * 128, top + first)", "chunk * 128, top)"),
     },
 }  # fmt: skip
 """Family: name of the wrong: (text that stands once in the sources, what stands there instead)."""
