@@ -4,12 +4,12 @@ from __future__ import annotations
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "quant_int8": {
-        "sums wrap": ("return sum < -128 ? -128 : sum > 127 ? 127 : (int)sum;", "return (int)sum;"),
-        "to nearest where codes are cut": ("clamped(whole_int(q[j]))", "clamped(nearest_int(q[j]))"),
+        "sums wrap": ("azp > -MANY && azp < MANY", "true"),
+        "to nearest where codes are cut": ("c[j] = whole_int(q[j])", "c[j] = nearest_int(q[j])"),
         "one warp's extrema": ("lane < count ? tops[lane] : -VT_INF", "lane < 1 ? tops[lane] : -VT_INF"),
         "a lane's own least element": ("        below = largest_float(below, lanes);\n", ""),
-        "the CPU's zero point forgotten": ("nearest_int(q[j] + (float)zero)", "nearest_int(q[j])"),
-        "one value alone": ("azp = scale == 0.0f ? -128 : nearest_int(", "azp = nearest_int("),
+        "the CPU's zero point forgotten": ("q[j] += (float)zero", "q[j] += 0.0f"),
+        "one value alone": ("azp = none ? -128 : nearest_int(", "azp = nearest_int("),
     },
     "fp8_weights": {
         "the first rows' reciprocals": ("if (row_of_groups != known) inverses", "if (known == 0xffffffffu) inverses"),

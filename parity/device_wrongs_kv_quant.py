@@ -6,13 +6,13 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "kv_quant": {
         "negative slots wrap": ("if (slot < 0 || slot >= room) return;", "if (slot >= room) return;"),
         "multiply by the reciprocal": ("largest_of(x, false), false).divide", "largest_of(x, false), true).divide"),
-        "the first head's scale": ("by.scales[h * by.step]", "by.scales[0]"),
+        "the first head's scale": ("return scales[h * step];", "return scales[0];"),
         "halves of e5m2 away from zero": ("0xfffffu + (bits >> 21 & 1u)", "0x100000u"),
         "every page's first row": ("page * block + offset * row + h * head", "page * block + h * head"),
         "read under the first head's scale": ("o * scale_token + h * scale_head", "o * scale_token"),
     },
     "kv_quant_heads": {
-        "halves to even": ("y + (y >= 0.0f ? 0.5f : -0.5f)", "rintf(y)"),
+        "halves to even": ("return y + vt_float((vt_bits(y)", "return rintf(y) + 0 * vt_float((vt_bits(y)"),
         "the other side's factor": ("codes.words(x, odd ? other : inverse)", "codes.words(x, odd ? inverse : other)"),
         "the scale not stripped": ("(vt_bits(scale) & ~15) | (int)zero", "vt_bits(scale) | (int)zero"),
         "half a row's least element": (
@@ -25,7 +25,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "kv_quant_latent": {
         "tiles in another order": ("4 * (2 * (lane & 1) + (lane >> 4))", "4 * (2 * (lane >> 4) + (lane & 1))"),
-        "a lane's own scale for both tiles": ("((lane & 1) == c ? own : other)", "own"),
+        "a lane's own scale for both tiles": ("bool mine = (lane & 1) == c;", "bool mine = true;"),
         "the rotated part stays": ("    put_word(entry + LATENT + 4 * TILES + 4 * lane, pair, unit);\n", ""),
         "scales of the first token": ("block + page_size * KEY + offset * 4", "block + page_size * KEY"),
         "never a power of two": ("if (ue8m0) scale = power_of_two(scale);", ""),

@@ -163,13 +163,16 @@ def test_gathers_against_scalar_loop():
         assert_bytes(scales.view(np.uint32), want[1].view(np.uint32))
 
 
-@checks(KEYS, GATHER)
-def test_keys_against_vllm():
-    """To the byte: its Triton kernels for pages of one token, interpreted."""
-    for golden in [one for name in (KEYS, GATHER) for one in op_cases("kv_quant", name)]:
+@checks(KEYS, GATHER, WRITE, READ)
+def test_latents_and_keys_against_vllm():
+    """To the byte: its Triton kernels for pages of one token, interpreted, and its CUDA ops once they are captured."""
+    for golden in [one for name in (KEYS, GATHER, WRITE, READ) for one in op_cases("kv_quant", name)]:
         for run in both(golden.op):
             call = golden.call()
-            run(**call)
+            found = run(**call)
+            if golden.op == READ:
+                assert_bytes(found, golden.outputs["out"], str(golden))
+                continue
             assert lookup(golden.op).contract.mutates == tuple(golden.outputs)
             for name, want in golden.outputs.items():
                 assert_bytes(call[name], want, str(golden))

@@ -50,18 +50,20 @@ VT_FN void put_codes(unsigned char* to, const float (&q)[1], int codes, int) {
     *to = (unsigned char)code_pair(q[0], 0.0f, codes);
 }
 
-// A head's scale: `step` 0 for one of all heads.
+// The scales of heads: `step` 0 for one of all heads.
 struct HeadScales {
     const float* scales;
     i64 step;
+
+    VT_MEMBER float of(i64 h) const { return scales[h * step]; }
 };
 
 template <int V>
 VT_FN void write_vector(const Side& side, i64 page, i64 offset, i64 h, int within, const Raw<V>& raw,
-                        const HeadScales& by, int kind, int codes) {
+                        float scale, int kind, int codes) {
     float x[V], q[V];
     widen(x, raw, kind);
-    Divisor(by.scales[h * by.step], largest_of(x, false), false).divide(q, x);
+    Divisor(scale, largest_of(x, false), false).divide(q, x);
     put_codes(side.at(page, offset, h) + within, q, codes, side.unit);
 }
 
@@ -72,6 +74,7 @@ VT_FN void write_codes(i64 tokens, i64 width, i64 chunks, const Heads& key, cons
                        const Division& head_width, int kind, int codes, const i64* slots, i64 page_size, i64 room) {
     Place at[WRITE_DEPTH];
     Raw<V> k[WRITE_DEPTH], v[WRITE_DEPTH];
+    float by_k[WRITE_DEPTH], by_v[WRITE_DEPTH];
     unsigned h[WRITE_DEPTH];
     i64 slot = -1;
 #pragma unroll
@@ -82,7 +85,10 @@ VT_FN void write_codes(i64 tokens, i64 width, i64 chunks, const Heads& key, cons
         h[d] = head_width.of((unsigned)at[d].column);
         i64 within = at[d].column - h[d] * head_width.d;
         k[d] = fetch<V>(key.x, key.at(at[d].row, h[d]) + within, kind);
-        if (value.x != nullptr) v[d] = fetch<V>(value.x, value.at(at[d].row, h[d]) + within, kind);
+        by_k[d] = k_scale.of(h[d]);
+        if (value.x == nullptr) continue;
+        v[d] = fetch<V>(value.x, value.at(at[d].row, h[d]) + within, kind);
+        by_v[d] = v_scale.of(h[d]);
     }
     loads_are_under_way();
     if (slot < 0 || slot >= room) return;
@@ -91,8 +97,8 @@ VT_FN void write_codes(i64 tokens, i64 width, i64 chunks, const Heads& key, cons
     for (int d = 0; d < WRITE_DEPTH; ++d) {
         if (!at[d].inside) continue;
         int within = (int)(at[d].column - h[d] * head_width.d);
-        write_vector(keys, page, offset, h[d], within, k[d], k_scale, kind, codes);
-        if (value.x != nullptr) write_vector(values, page, offset, h[d], within, v[d], v_scale, kind, codes);
+        write_vector(keys, page, offset, h[d], within, k[d], by_k[d], kind, codes);
+        if (value.x != nullptr) write_vector(values, page, offset, h[d], within, v[d], by_v[d], kind, codes);
     }
 }
 

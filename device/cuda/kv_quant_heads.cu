@@ -7,6 +7,7 @@
 // 3. What the whole team would compute alike, a scale's divisions, even lanes do for the key and odd ones for the
 //    value, and hand the other side its factor; extrema of bfloat16 travel two or four to a shuffle.
 // 4. rht_one, rht_four: 8 or 32 elements a lane, so that of the stages of a row of 128 five need no shuffle.
+#include "int_codes.cuh"
 #include "kv_rows.cuh"
 
 #define HEADS_FLOOR 1e-6f
@@ -23,13 +24,8 @@ VT_FN unsigned signs_of_eight(int group) {
 VT_FN float other_in_team(float x, int distance) { return __shfl_xor_sync(FULL_WARP, x, distance); }
 VT_FN unsigned other_in_team(unsigned x, int distance) { return __shfl_xor_sync(FULL_WARP, x, distance); }
 
-VT_FN float with_half(float y) { return y + (y >= 0.0f ? 0.5f : -0.5f); }
-
-VT_FN unsigned int8_half_away(float y) {
-    float t = with_half(y);
-    t = t < -128.0f ? -128.0f : t > 127.0f ? 127.0f : t;
-    return t != t ? 0u : (unsigned)(int)t & 0xffu;
-}
+// y and a half of its sign.
+VT_FN float with_half(float y) { return y + vt_float((vt_bits(y) & (int)0x80000000u) | 0x3f000000); }
 
 // What the elements of a head become: a code a byte, and the scale.
 struct ByteCodes {
@@ -42,17 +38,14 @@ struct ByteCodes {
         float y[8];
         products(y, x, inverse);
         if (!int8) return e4m3_words(y);
-        uint2 words = {0u, 0u};
+        int c[8];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            words.x |= int8_half_away(y[j]) << 8 * j;
-            words.y |= int8_half_away(y[j + 4]) << 8 * j;
-        }
-        return words;
+        for (int j = 0; j < 8; ++j) c[j] = whole_int(with_half(y[j]));
+        return {four_codes(c[0], c[1], c[2], c[3]), four_codes(c[4], c[5], c[6], c[7])};
     }
     VT_MEMBER unsigned one(float x, float inverse) const {
         float y = x * inverse;
-        return int8 ? int8_half_away(y) : e4m3_pair(y, 0.0f) & 0xffu;
+        return (int8 ? (unsigned)between(whole_int(with_half(y)), -128, 127) : e4m3_pair(y, 0.0f)) & 0xffu;
     }
 };
 
@@ -155,16 +148,14 @@ struct NibbleCodes {
     }
     VT_MEMBER NibbleCodes(float inverse, float zero, int) : scale(0.0f), inverse(inverse), zero(zero) {}
     VT_MEMBER float stored() const { return vt_float((vt_bits(scale) & ~15) | (int)zero); }
-    // What is under zero has half subtracted and is cut to zero; so it is with half added, once it is clamped.
-    VT_MEMBER unsigned one(float x) const {
-        float t = (x * inverse + zero) + 0.5f;
-        return (unsigned)(int)vt_minimum(vt_maximum(t, 0.0f), 15.0f);
-    }
+    // What is under zero has half subtracted and becomes zero at last; so it does with half added.
+    VT_MEMBER int number(float x) const { return whole_int((x * inverse + zero) + 0.5f); }
+    VT_MEMBER unsigned one(float x) const { return (unsigned)between(number(x), 0, 15); }
     VT_MEMBER unsigned word(const float (&x)[8]) const {
-        unsigned word = 0;
+        int c[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) word |= one(x[j]) << 4 * j;
-        return word;
+        for (int j = 0; j < 8; ++j) c[j] = number(x[j]);
+        return eight_codes(c);
     }
 };
 
@@ -328,68 +319,79 @@ template <int COUNT, int SPAN> VT_FN void butterflies(float (&x)[COUNT]) {
     }
 }
 
-// A row of `width` elements by a team of 1 << shift lanes, Q vectors of 8 a lane, a team's vectors side by side. Rows
-// narrower than a vector have one that is not full, whose stages end at the width.
+// x with the signs of vector `group`'s elements.
+VT_FN void signed_eight(float* x, int group) {
+    const unsigned flips = ~signs_of_eight(group);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = vt_float(vt_bits(x[j]) ^ (int)(flips << (31 - j) & 0x80000000u));
+}
+
+// The first `width` elements of a row, fewer than 8, and zeros.
+VT_FN void load_few(float* x, const void* base, i64 at, int width, int kind) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        float one[1] = {0.0f};
+        if (j < width) load(one, base, at + j, kind);
+        x[j] = one[0];
+    }
+}
+
+// A row of `width` elements by a team of 1 << shift lanes, Q vectors of 8 a lane, a team's vectors side by side. A row
+// narrower than a vector has one that is not full (Q = 1), whose stages end at the width.
 template <int Q>
 VT_FN void rotate(i64 rows, i64 width, const void* x, i64 stride, bool aligned, int kind, bool inverse, void* out,
                   int shift) {
     const int lanes = 1 << shift, place = threadIdx.x & (lanes - 1);
     i64 row = (i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
-    bool there = row < rows;
+    bool there = row < rows, whole = Q > 1 || width >= 8;
     Raw<8> raw[Q];
     float v[8 * Q];
 #pragma unroll
-    for (int q = 0; q < Q; ++q) {
-        i64 at = row * stride + 8 * (q * lanes + place);
-        if (there && width >= 8) raw[q] = fetch_eight(x, at, kind, aligned);
-    }
+    for (int q = 0; q < Q; ++q)
+        if (there && whole) raw[q] = fetch_eight(x, row * stride + 8 * (q * lanes + place), kind, aligned);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         float one[8] = {};
-        if (there && width >= 8) widen(one, raw[q], kind);
-        if (there && width < 8)
-            for (int j = 0; j < (int)width; ++j) {
-                float single[1];
-                load(single, x, row * stride + j, kind);
+        if (there && whole) widen(one, raw[q], kind);
+        if (there && !whole) load_few(one, x, row * stride, (int)width, kind);
 #pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    if (i == j) one[i] = single[0];
-            }
-        unsigned keep = signs_of_eight(q * lanes + place);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[8 * q + j] = inverse || keep >> j & 1u ? one[j] : -one[j];
+        for (int j = 0; j < 8; ++j) v[8 * q + j] = one[j];
+        if (!inverse) signed_eight(v + 8 * q, q * lanes + place);
     }
-    if (width > 1) butterflies<8 * Q, 1>(v);
-    if (width > 2) butterflies<8 * Q, 2>(v);
-    if (width > 4) butterflies<8 * Q, 4>(v);
+    if (Q > 1 || width > 1) butterflies<8 * Q, 1>(v);
+    if (Q > 1 || width > 2) butterflies<8 * Q, 2>(v);
+    if (Q > 1 || width > 4) butterflies<8 * Q, 4>(v);
     for (int m = 1; m < lanes; m <<= 1) {
         float sign = place & m ? -1.0f : 1.0f;
 #pragma unroll
-        for (int i = 0; i < 8 * Q; ++i) v[i] = other_in_team(v[i], m) + sign * v[i];
+        for (int i = 0; i < 8 * Q; ++i) v[i] = vt_fma(sign, v[i], other_in_team(v[i], m));
     }
     if constexpr (Q == 4) {
         butterflies<8 * Q, 8>(v);
         butterflies<8 * Q, 16>(v);
     }
     if (!there) return;
-    float factor = inverse ? 1.0f / (float)width : 1.0f;
+    float factor = 1.0f / (float)width;
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         float one[8];
-        unsigned keep = signs_of_eight(q * lanes + place);
+        if (inverse) {
+            signed_eight(v + 8 * q, q * lanes + place);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            float y = v[8 * q + j] * factor;
-            one[j] = !inverse || keep >> j & 1u ? y : -y;
+            for (int j = 0; j < 8; ++j) v[8 * q + j] *= factor;
         }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) one[j] = v[8 * q + j];
         i64 at = row * width + 8 * (q * lanes + place);
-        if (width >= 8 && aligned) store(out, at, one, kind);
-        else
+        if (whole && aligned) {
+            store(out, at, one, kind);
+        } else {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 float single[1] = {one[j]};
-                if (j < (int)width) store(out, at + j, single, kind);
+                if (whole || j < (int)width) store(out, at + j, single, kind);
             }
+        }
     }
 }
 

@@ -46,8 +46,8 @@ VT_FN void latent_entry(i64 tokens, const void* latent, i64 latent_stride, const
     unsigned top = kind == BF16 ? own_maximum<true>(raw[0], raw[1], inside, inside, kind, 16)
                                 : own_maximum<false>(raw[0], raw[1], inside, inside, kind, 16);
     const Divisor own(latent_scale(top), top, false);
-    float inverse = own.middling ? own.inverse : 0.0f;
-    const Divisor other(__shfl_xor_sync(FULL_WARP, own.scale, 1), __shfl_xor_sync(FULL_WARP, inverse, 1));
+    float inverse = own.middling ? own.inverse : 0.0f, other_scale = __shfl_xor_sync(FULL_WARP, own.scale, 1);
+    float other_inverse = __shfl_xor_sync(FULL_WARP, inverse, 1);
     if (slot < 0 || slot >= room) return;
     unsigned char* entry = (unsigned char*)pages.data + pages.at(slot, page_size);
     int unit = whole ? 16 : 1;
@@ -55,7 +55,8 @@ VT_FN void latent_entry(i64 tokens, const void* latent, i64 latent_stride, const
     for (int c = 0; c < 2; ++c) {
         float x[8], q[8];
         widen(x, raw[c], kind);
-        ((lane & 1) == c ? own : other).divide(q, x);
+        bool mine = (lane & 1) == c;
+        Divisor(mine ? own.scale : other_scale, mine ? inverse : other_inverse).divide(q, x);
         put_words(entry + c * 256 + lane * 8, e4m3_words(q), unit);
     }
     if ((lane & 15) < 2) put_word(entry + LATENT + 4 * (2 * (lane & 1) + (lane >> 4)), (unsigned)vt_bits(own.scale), unit);

@@ -6,6 +6,7 @@
 //    which decides every half and whole number up to 128 as a division does (parity/test_device_calls_int8.py).
 // 3. *_rows, *_block: a row of bfloat16 waits in registers for its scale. group_v8, group_deep: so does a group.
 #include "fp8_scales.cuh"
+#include "int_codes.cuh"
 #include "rows.cuh"
 
 #define DEPTH 2        // groups a thread of the static kernels, device/quant_int8.py
@@ -13,31 +14,16 @@
 
 enum { OF_CUDA = 0, OF_CPU = 1, OF_TRITON = 2 };  // whose roundings; device/quant_int8.py: RULES
 
-// To nearest even, and towards zero; within int32, 0 for NaN.
-#ifdef __CUDACC__
-VT_FN int nearest_int(float v) {
-    int q;
-    asm("cvt.rni.s32.f32 %0, %1;" : "=r"(q) : "f"(v));
-    return q;
-}
-VT_FN int whole_int(float v) {
-    int q;
-    asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(q) : "f"(v));
-    return q;
-}
-#else
-VT_FN int whole_int(float v) {
-    if (v != v) return 0;
-    return v >= 2147483648.0f ? 2147483647 : v <= -2147483648.0f ? -2147483647 - 1 : (int)v;
-}
-VT_FN int nearest_int(float v) { return whole_int(rintf(v)); }
-#endif
-
-VT_FN int clamped(int q) { return q < -128 ? -128 : q > 127 ? 127 : q; }
-
-VT_FN int moved(int q, int azp) {
-    i64 sum = (i64)q + azp;
-    return sum < -128 ? -128 : sum > 127 ? 127 : (int)sum;
+// c + azp, to within what `four_codes` cuts; most zero points are so small that 32 bits hold the sum of what matters.
+template <int V> VT_FN void add_zero_point(int (&c)[V], int azp) {
+    constexpr int MANY = 1 << 29;
+    if (azp > -MANY && azp < MANY) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) c[j] = (c[j] < -2 * MANY ? -2 * MANY : c[j] > 2 * MANY ? 2 * MANY : c[j]) + azp;
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; ++j) c[j] = between((i64)c[j] + azp, -128, 127);
+    }
 }
 
 VT_FN int half_away(float v) {
@@ -47,16 +33,10 @@ VT_FN int half_away(float v) {
 }
 
 VT_FN void store_codes(signed char* out, i64 at, const int (&c)[8]) {
-    uint2 words = {0u, 0u};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        words.x |= ((unsigned)c[j] & 0xffu) << 8 * j;
-        words.y |= ((unsigned)c[j + 4] & 0xffu) << 8 * j;
-    }
-    *(uint2*)(out + at) = words;
+    *(uint2*)(out + at) = {four_codes(c[0], c[1], c[2], c[3]), four_codes(c[4], c[5], c[6], c[7])};
 }
 
-VT_FN void store_codes(signed char* out, i64 at, const int (&c)[1]) { out[at] = (signed char)c[0]; }
+VT_FN void store_codes(signed char* out, i64 at, const int (&c)[1]) { out[at] = (signed char)between(c[0], -128, 127); }
 
 template <int V>
 VT_FN void static_codes(i64 rows, i64 width, i64 chunks, const void* x, i64 stride, int kind, const float* scale,
@@ -78,12 +58,13 @@ VT_FN void static_codes(i64 rows, i64 width, i64 chunks, const void* x, i64 stri
         widen(v, raw[d], kind);
         if (azp == nullptr && rule == OF_CUDA) Divisor(by, largest_of(v, false), false).divide(q, v);
         else products(q, v, inverse);
+        if (azp != nullptr && rule == OF_CPU) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-            if (azp == nullptr) c[j] = clamped(nearest_int(q[j]));
-            else if (rule == OF_CPU) c[j] = clamped(nearest_int(q[j] + (float)zero));
-            else c[j] = moved(nearest_int(q[j]), zero);
+            for (int j = 0; j < V; ++j) q[j] += (float)zero;
         }
+#pragma unroll
+        for (int j = 0; j < V; ++j) c[j] = nearest_int(q[j]);
+        if (azp != nullptr && rule == OF_CUDA) add_zero_point(c, zero);
         store_codes(out, at[d].row * width + at[d].column, c);
     }
 }
@@ -142,32 +123,40 @@ template <> struct Span<false> {
 
 // A row's scale, its zero point, and its codes.
 template <bool SYMMETRIC> struct TokenInt8 {
-    float scale, factor;
-    int azp, rule;
+    float scale, factor;  // a factor of 0 and no shift for codes under a scale of 0
+    int azp, shift, rule;
 
-    VT_MEMBER TokenInt8(const Span<true>& span, int rule) : azp(0), rule(rule) {
+    VT_MEMBER TokenInt8(const Span<true>& span, int rule) : azp(0), shift(0), rule(rule) {
         float size = vt_float((int)span.top);
         if (rule == OF_TRITON) size = vt_maximum(size, 1e-10f);
         scale = size / 127.0f;
-        factor = rule == OF_CPU ? 1.0f / scale : 127.0f / size;
+        factor = scale == 0.0f ? 0.0f : rule == OF_CPU ? 1.0f / scale : 127.0f / size;
     }
     VT_MEMBER TokenInt8(const Span<false>& span, int rule) : rule(rule) {
         float low = -span.below, high = span.high;
         if (low > high) low = high = 0.0f;  // nothing but NaN
         scale = (high - low) / 255.0f;
-        factor = 1.0f / scale;
-        azp = scale == 0.0f ? -128 : nearest_int(-128.0f - low / scale);
-    }
-    VT_MEMBER int code(float x) const {
-        float v = x * factor;
-        if (scale == 0.0f) return 0;
-        if (SYMMETRIC) return clamped(rule == OF_TRITON ? half_away(v) : nearest_int(v));
-        return rule == OF_CPU ? clamped(nearest_int(v + (float)azp)) : moved(nearest_int(v), azp);
+        bool none = scale == 0.0f;
+        factor = none ? 0.0f : 1.0f / scale;
+        azp = none ? -128 : nearest_int(-128.0f - low / scale);
+        shift = none ? 0 : azp;
     }
     template <int V> VT_MEMBER void put(signed char* out, i64 at, const float (&x)[V]) const {
+        float v[V];
         int c[V];
+        products(v, x, factor);
+        if (!SYMMETRIC && rule == OF_CPU) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) c[j] = code(x[j]);
+            for (int j = 0; j < V; ++j) v[j] += (float)shift;
+        }
+        if (SYMMETRIC && rule == OF_TRITON) {
+#pragma unroll
+            for (int j = 0; j < V; ++j) c[j] = half_away(v[j]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < V; ++j) c[j] = nearest_int(v[j]);
+        }
+        if (!SYMMETRIC && rule != OF_CPU) add_zero_point(c, shift);
         store_codes(out, at, c);
     }
     VT_MEMBER void leave(float* scales, int* azps, i64 row) const {
@@ -256,7 +245,7 @@ template <int V> VT_FN void put_cut(signed char* out, i64 at, const float (&x)[V
     int c[V];
     by.divide(q, x);
 #pragma unroll
-    for (int j = 0; j < V; ++j) c[j] = clamped(whole_int(q[j]));
+    for (int j = 0; j < V; ++j) c[j] = whole_int(q[j]);
     store_codes(out, at, c);
 }
 

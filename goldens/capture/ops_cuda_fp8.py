@@ -1,4 +1,4 @@
-"""Op-level goldens from vLLM's CUDA build: INT8 quantisers, scaled products, writes into quantised KV caches.
+"""Op-level goldens from vLLM's CUDA build: INT8 and FP8 under given scales, scaled products, quantised KV caches.
 
     python goldens/capture/ops_cuda_fp8.py --out goldens/ops [--families fp8 kv_quant]
 
@@ -57,6 +57,35 @@ def int8(record: Record) -> None:
                 record.case("dynamic_scaled_int8_quant", f"{rows}x{width}_{'sym' if symmetric else 'azp'}",
                             "dynamic_scaled_int8_quant", {"rounding": "cuda", "symmetric": symmetric}, {"x": x},
                             {"out": bits(out), "scale": bits(scale), **more})  # fmt: skip
+    for rows, size, groups in ((5, 128, 2), (3, 64, 3)):
+        x = normal(f"g{rows}x{size}", rows, size * groups, dtype=BF16, scale=3).cuda()
+        x[1, :size] = 0
+        out = torch.empty_like(x, dtype=torch.int8), torch.empty(rows, groups, device="cuda")
+        with record.attempt(f"per_token_group_quant_int8 {rows}x{size}"):
+            torch.ops._C.per_token_group_quant_int8(x, *out, size, 1e-10, -128.0, 127.0)
+            record.case("per_token_group_quant_int8", f"cuda_{rows}x{size}", "per_token_group_quant_int8",
+                        {"group_size": size}, {"x": x}, {"out": bits(out[0]), "scale": bits(out[1])})  # fmt: skip
+
+
+def weights(record: Record) -> None:
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.layers.quantization.utils.w8a8_utils import requantize_with_max_scale
+
+    for rows, width in ((8, 256), (5, 384)):
+        x = normal(f"w{rows}x{width}", rows, width, dtype=BF16, scale=3).cuda()
+        for name, shape in (("token", (1, width)), ("channel", (rows, 1)), ("group", (1, 128))):
+            scale = uniform(f"w{name}{rows}", rows // shape[0], width // shape[1]).cuda()
+            with record.attempt(f"scaled_fp8_quant_static_group {name} {rows}"):
+                out = ops.scaled_fp8_quant(x, scale, group_shape=shape)[0]
+                record.case("scaled_fp8_quant_static_group", f"cuda_{name}_{rows}x{width}", "scaled_fp8_quant",
+                            {"rounding": "vllm"}, {"x": x, "scale": scale}, {"out": bits(out)})  # fmt: skip
+    weight, scale = operand("fp8", "shards", 48, 64), torch.tensor([0.021, 0.034, 0.013], device="cuda")
+    before = bits(weight)
+    with record.attempt("requantize_with_max_scale"):
+        most, out = requantize_with_max_scale(weight, scale, [32, 8, 8])
+        record.case("requantize_with_max_scale", "cuda", "requantize_with_max_scale",
+                    {"logical_widths": [32, 8, 8]}, {"weight": before, "weight_scale": scale},
+                    {"out": bits(out), "scale": bits(most.reshape(1))})  # fmt: skip
 
 
 def products(record: Record) -> None:
@@ -102,6 +131,11 @@ def kv_quant(record: Record) -> None:
         record.case("concat_and_cache_ds_mla", "bfloat16", "concat_and_cache_mla", {},
                     {"kv_c": latent, "k_pe": rope, "kv_cache": before, "slot_mapping": slots},
                     {"kv_cache": bits(cache)})  # fmt: skip
+    out, table = torch.zeros(128, 576, dtype=BF16, device="cuda"), torch.tensor([[0, 1]], device="cuda").int()
+    with record.attempt("dequantize_ds_mla"):
+        ops.cp_gather_and_upconvert_fp8_kv_cache(cache, out, table, torch.zeros_like(table[0, :1]), 1)
+        record.case("dequantize_ds_mla", "cuda", "cp_gather_and_upconvert_fp8_kv_cache", {},
+                    {"entries": bits(cache).reshape(128, 656)}, {"out": bits(out)})  # fmt: skip
     keys = normal("keys", 7, 128, dtype=BF16, scale=3).cuda()
     keys[1] = 0
     for ue8m0 in (False, True):
@@ -112,10 +146,20 @@ def kv_quant(record: Record) -> None:
             record.case("indexer_k_quant_and_cache", f"cuda{'_ue8m0' * ue8m0}", "indexer_k_quant_and_cache",
                         {"ue8m0": ue8m0}, {"k": keys, "kv_cache": before, "slot_mapping": slots},
                         {"kv_cache": bits(cache)})  # fmt: skip
+    table, bounds = torch.tensor([[1, 0], [0, 1]], device="cuda").int(), torch.tensor([0, 70, 97], device="cuda").int()
+    found = [torch.zeros(100, width, dtype=torch.uint8, device="cuda") for width in (128, 4)]
+    before = [bits(array) for array in found]
+    with record.attempt("cp_gather_indexer_k_quant_cache"):
+        ops.cp_gather_indexer_k_quant_cache(cache, *found, table, bounds)
+        record.case("cp_gather_indexer_k_quant_cache", "cuda", "cp_gather_indexer_k_quant_cache", {},
+                    {"kv_cache": bits(cache), "dst_k": before[0], "dst_scale": before[1].view(F32)[:, 0],
+                     "block_table": table, "cu_seq_lens": bounds},
+                    {"dst_k": bits(found[0]), "dst_scale": bits(found[1]).view(F32)[:, 0]})  # fmt: skip
 
 
 def fp8(record: Record) -> None:
     int8(record)
+    weights(record)
     products(record)
 
 
