@@ -15,6 +15,8 @@ import tokenizers
 
 from vtlab.ops.errors import ContractError, FormatError
 
+from .tokenizer_pieces import PieceBackend
+
 REPLACEMENT = "\ufffd"
 
 
@@ -24,12 +26,12 @@ class Tokenizer:
 
     Attributes
     ----------
-    backend : the `tokenizers.Tokenizer` that does the work, without a post-processor: `add_bos` and `add_eos`
-        say what goes around a text.
+    backend : what does the work: a `tokenizers.Tokenizer` without a post-processor, or `PieceBackend` over the scored
+        pieces of a GGUF file; `add_bos` and `add_eos` say what goes around a text.
     bos_id, eos_id : None where the vocabulary has none. `stop_ids` are the ids that end a generation.
     """
 
-    backend: tokenizers.Tokenizer = field(repr=False)
+    backend: tokenizers.Tokenizer | PieceBackend = field(repr=False)
     bos_id: int | None = None
     eos_id: int | None = None
     add_bos: bool = False
@@ -51,6 +53,8 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """One more than the highest id."""
+        if isinstance(self.backend, PieceBackend):
+            return self.backend.get_vocab_size()
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:

@@ -1,8 +1,9 @@
 """The fast tokenizer behind a GGUF file, rebuilt from its `tokenizer.ggml.*` metadata.
 
 Two models occur. "gpt2" is byte-level BPE with explicit merges; `tokenizer.ggml.pre` names how text is split
-before merging. "llama" is SentencePiece BPE with scores; the merges are recovered from the scores, as
-Hugging Face does when it converts a SentencePiece model: a piece of a higher score is made earlier.
+before merging. "llama" is SentencePiece BPE with scores: a piece of a higher score is made earlier, as in the merges
+that Hugging Face recovers when it converts a SentencePiece model. User-defined pieces (runs of spaces) come first, as
+there, where their score is 0; GGUF converters write -1000.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from vtlab.ops.errors import FormatError
 
 from .tokenizer import Tokenizer
-from .tokenizer_merges import merges
+from .tokenizer_pieces import PieceBackend, add
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"
@@ -47,7 +48,6 @@ def build(metadata: Mapping[str, object], file: str | Path) -> Tokenizer:
         backend, bos_by_default = _sentencepiece(fields), True
     else:
         raise fields.error("model", kind, "gpt2 or llama")
-    _add_tokens(backend, fields)
     eos = fields.token_id("eos_token_id")
     stops = {eos, fields.token_id("eot_token_id"), fields.token_id("eom_token_id")}
     return Tokenizer(
@@ -116,33 +116,33 @@ def _byte_level(fields: _Fields) -> Backend:
     if style == _QWEN2:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
+    add(backend, *_added(fields.tokens, fields.types))
     return backend
 
 
-def _sentencepiece(fields: _Fields) -> Backend:
+def _sentencepiece(fields: _Fields) -> PieceBackend:
     scores = np.asarray(fields.want("scores"), np.float64)
     if len(scores) != len(fields.tokens):
         raise fields.error("scores", f"{len(scores)} entries", f"{len(fields.tokens)}, one for each token")
     unknown = fields.token_id("unknown_token_id")
     pieces = _pieces(fields)
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
-    if len(vocabulary) != len(pieces):
+    if len(set(pieces)) != len(pieces):
         raise fields.error("tokens", "two spellings of one run of spaces", "one")
-    prefix = bool(fields.get("add_space_prefix", True))
-    backend = Backend(
-        models.BPE(
-            vocabulary,
-            _merges(fields, pieces, scores),
-            unk_token=None if unknown is None else fields.tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=BYTE in fields.types,
-        )
-    )
+    prefix, types = bool(fields.get("add_space_prefix", True)), np.array(fields.types)
     replace = normalizers.Replace(" ", SPACE)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefix else replace
     decode = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*decode, decoders.Strip(" ", 1, 0)] if prefix else decode)
-    return backend
+    control, defined = _added(pieces, fields.types)
+    return PieceBackend(
+        pieces,
+        np.where(types == USER_DEFINED, 0.0, scores),
+        (types == NORMAL) | (types == USER_DEFINED),
+        unknown=unknown,
+        byte_fallback=BYTE in fields.types,
+        normalizer=normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefix else replace,
+        decoder=decoders.Sequence([*decode, decoders.Strip(" ", 1, 0)] if prefix else decode),
+        control=control,
+        defined=defined,
+    )
 
 
 def _pieces(fields: _Fields) -> list[str]:
@@ -152,30 +152,15 @@ def _pieces(fields: _Fields) -> list[str]:
     ]
 
 
-def _merges(fields: _Fields, pieces: list[str], scores: np.ndarray) -> list[tuple[str, str]]:
-    """User-defined pieces (runs of spaces) come first, as in a SentencePiece model, where their score is 0; GGUF
-    converters write -1000.
-    """
-    types = np.array(fields.types)
-    usable = np.flatnonzero((types == NORMAL) | (types == USER_DEFINED))
-    ranked = np.where(types == USER_DEFINED, 0.0, scores)[usable]
-    some = [pieces[i] for i in usable.tolist()]
-    left, right = (map(some.__getitem__, half.tolist()) for half in merges(some, ranked))
-    return list(zip(left, right))
-
-
-def _add_tokens(backend: Backend, fields: _Fields) -> None:
-    """Control tokens and user-defined tokens are found in the text before it is split and merged.
+def _added(pieces: list[str], types: list[int]) -> tuple[list[str], list[str]]:
+    """Control tokens and user-defined tokens, which are found in the text before it is split and merged.
 
     A SentencePiece vocabulary spells runs of spaces with U+2581, so in a text of plain spaces they come from
     merges, and a U+2581 written in the text reads as a space. Both as in the fast tokenizers; llama.cpp differs
     in the second.
     """
-    pieces = _pieces(fields) if fields.get("model") == "llama" else fields.tokens
-    control = [piece for piece, kind in zip(pieces, fields.types) if kind in (CONTROL, UNKNOWN)]
-    defined = [piece for piece, kind in zip(pieces, fields.types) if kind == USER_DEFINED]
-    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
-    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text in defined])
+    control = [piece for piece, kind in zip(pieces, types) if kind in (CONTROL, UNKNOWN)]
+    return control, [piece for piece, kind in zip(pieces, types) if kind == USER_DEFINED]
 
 
 __all__ = ["build"]

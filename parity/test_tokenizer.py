@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vtlab.models import tokenizer_pieces
 from vtlab.models.demo import demo_installed, demo_path
 from vtlab.models.loading import load_tokenizer
 from vtlab.models.tokenizer import Tokenizer
@@ -93,6 +96,67 @@ def test_merges_are_all_ways_to_halve_a_piece_in_the_declared_order(pieces, seed
             ]
     left, right = merges(pieces, scores)
     assert list(zip(left.tolist(), right.tolist())) == [way[4:] for way in sorted(want)]
+
+
+_WORDS = ["".join(word) for length in (1, 2, 3, 4) for word in itertools.product("ab\u2581", repeat=length)]
+_PARTS = ["é", "<0xC3>", "<s>", "<tag>", "\U0001f600", "<unk>", "between", "  "]
+
+
+def library_of(rows: list[tuple[str, int, float]], unknown: str | None) -> tokenizers.Tokenizer:
+    """The library's tokenizer over (text, kind, score), its merges from all ways to halve a piece."""
+    usable = [(text, 0.0 if kind == USER_DEFINED else score) for text, kind, score in rows
+              if kind in (NORMAL, USER_DEFINED)]  # fmt: skip
+    some = [text for text, _ in usable]
+    halves = merges(some, np.array([score for _, score in usable]))
+    joins = [(some[left], some[right]) for left, right in zip(*(half.tolist() for half in halves))]
+    model = tokenizers.models.BPE({text: i for i, (text, _, _) in enumerate(rows)}, joins, unk_token=unknown,
+                                  fuse_unk=True, byte_fallback=any(kind == BYTE for _, kind, _ in rows))  # fmt: skip
+    found = tokenizers.Tokenizer(model)
+    token = lambda text, special: tokenizers.AddedToken(text, normalized=False, special=special)
+    found.add_special_tokens([token(text, True) for text, kind, _ in rows if kind in (2, CONTROL)])
+    found.add_tokens([token(text, False) for text, kind, _ in rows if kind == USER_DEFINED])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("prefix", "spelled", "unknown"), itertools.product((True, False), (0, 200, 256), (True, False))
+)
+def test_pieces_that_meet_merge_as_in_the_librarys_table(prefix, spelled, unknown):
+    """Vocabularies full of ties, with and without bytes, an unknown token, user-defined pieces, control tokens."""
+    rng = np.random.Generator(np.random.PCG64([prefix, spelled, unknown]))
+    kinds, odds = (NORMAL, USER_DEFINED, UNUSED, CONTROL), (0.91, 0.03, 0.04, 0.02)
+    for _ in range(12):
+        rows = [(word, kinds[rng.choice(4, p=odds)]) for word in _WORDS if len(word) == 1 or rng.random() < 0.6]
+        rows += [("<s>", CONTROL), ("<tag>", USER_DEFINED), ("<unk>", 2)]
+        rows += [(f"<0x{byte:02X}>", BYTE) for byte in range(256)][:spelled]
+        rows = [(*rows[i], float(rng.integers(-2, 1))) for i in rng.permutation(len(rows))]
+        tokens, types, scores = map(list, zip(*rows))
+        fields = ggml(model="llama", tokens=tokens, token_type=types, scores=scores, add_space_prefix=prefix,
+                      unknown_token_id=tokens.index("<unk>") if unknown else None)  # fmt: skip
+        ours = Tokenizer.from_gguf(fields).backend
+        library = library_of(rows, "<unk>" if unknown else None)
+        library.normalizer, library.decoder = ours._normalizer, ours._decoder
+        for parsed in (True, False):
+            ours.encode_special_tokens = library.encode_special_tokens = not parsed
+            for odd in (0.0, 0.05, 0.3):
+                parts = rng.choice(_PARTS, 60), rng.choice(["a", "b", " ", "\u2581"], 60)
+                text = "".join(np.where(rng.random(60) < odd, *parts).tolist())
+                ids = library.encode(text, add_special_tokens=False).ids
+                assert ours.encode(text).ids == ids, (rows, text)
+                for skipped in (True, False):
+                    want = library.decode(ids, skip_special_tokens=skipped)
+                    assert ours.decode(ids, skip_special_tokens=skipped) == want
+
+
+def test_pieces_are_found_by_their_text_alone(monkeypatch):
+    """Whatever their checksums, and however few meetings are remembered."""
+    want = spm().encode("abcab bcabc aabbcc")
+    monkeypatch.setattr(tokenizer_pieces, "crc32", lambda raw: 5 + len(raw) % 2)
+    monkeypatch.setattr(tokenizer_pieces, "_MEETINGS", 2)
+    crowded = spm()
+    assert crowded.encode("abcab bcabc aabbcc") == want
+    assert len(crowded.backend._met) <= 2
+    assert crowded.backend.token_to_id("nowhere") is None and crowded.token(crowded.vocab_size) is None
 
 
 def test_sentencepiece_falls_back_to_bytes_and_back():
