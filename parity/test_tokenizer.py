@@ -118,9 +118,9 @@ def library_of(rows: list[tuple[str, int, float]], unknown: str | None) -> token
     return found
 
 
-@pytest.mark.parametrize(
-    ("prefix", "spelled", "unknown"), itertools.product((True, False), (0, 200, 256), (True, False))
-)
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("spelled", [0, 200, 256])
+@pytest.mark.parametrize("unknown", [True, False])
 def test_pieces_that_meet_merge_as_in_the_librarys_table(prefix, spelled, unknown):
     """Vocabularies full of ties, with and without bytes, an unknown token, user-defined pieces, control tokens."""
     rng = np.random.Generator(np.random.PCG64([prefix, spelled, unknown]))
