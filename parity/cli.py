@@ -154,6 +154,9 @@ def generate(
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the random stream; the same seed gives the same text.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Of cached keys and values; float16 by default for GGUF blocks.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda for the current GPU.")] = "cpu",
     as_json: Json = False,
 ) -> None:
@@ -164,7 +167,7 @@ def generate(
 
     settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     try:
-        result = run(model, prompt, settings, dtype, device, None if as_json else _write)
+        result = run(model, prompt, settings, dtype, device, None if as_json else _write, kv_dtype)
     except DeviceError as error:
         sys.exit(f"vtlab generate: {error}")
     if as_json:

@@ -16,7 +16,13 @@ from vtlab.ops.errors import ContractError
 
 
 def generate(
-    model: str, prompt: str, settings: dict, dtype: str, device: str, write: Callable[[str], None] | None
+    model: str,
+    prompt: str,
+    settings: dict,
+    dtype: str,
+    device: str,
+    write: Callable[[str], None] | None,
+    kv_dtype: str | None = None,
 ) -> dict[str, object] | None:
     """Continue `prompt`: streamed to `write` as it comes, or without one returned with its tokens and times.
 
@@ -30,7 +36,7 @@ def generate(
         path = demo_path() if model == "demo" else Path(model)
         if not path.exists():
             raise ContractError("generate", "model", model, "an existing GGUF file, a folder, or demo")
-        engine = load(path, dtype, device=place)
+        engine = load(path, dtype, kv_dtype=kv_dtype, device=place)
     if write is not None:
         for text in engine.stream_text(prompt, params):
             write(text)

@@ -75,6 +75,7 @@ def test_any_number_of_threads_replays_blocks(count, monkeypatch):
     monkeypatch.setattr(replay, "_LEAST", 1)
     config = config_of("llama")
     decoder = Decoder(config, Weights.from_gguf(config, BlockGGUF("llama"), blocks=True), 128)
+    assert decoder.kv_dtype == np.float16
     with threads.using(count):
         assert replayed(decoder)
 

@@ -12,12 +12,13 @@ from vtlab import oracle
 from vtlab.gguf.dequant import dequantize
 from vtlab.gguf.reader import BlockTensor
 from vtlab.goldens import tiny
-from vtlab.models.block_linear import BlockLinear, gguf_quant_compute_available
+from vtlab.models.block_linear import BlockLinear, Blocks, gguf_quant_compute_available, joined
 from vtlab.models.decoder import Decoder
 from vtlab.models.demo import demo_installed, demo_path
 from vtlab.models.linear import Linear
 from vtlab.models.loading import load, load_decoder
 from vtlab.models.weights import Weights
+from vtlab.ops.arrays import HOST
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
@@ -79,6 +80,67 @@ def test_neighbours_of_one_type_are_one_part():
     assert [part.quant_type for part in kept.layers[1].qkv.weight] == ["Q4_1", "Q8_0"]
 
 
+def test_parts_of_a_file_are_joined_where_that_costs_no_memory():
+    """Neighbours in memory are one view; apart they stay apart, unless rows of one had to be copied anyway."""
+    whole = np.arange(20 * 18, dtype=np.uint8).reshape(20, 18)
+    apart = whole[:4], whole[4:10], whole[11:20]
+    one, two = (joined([Blocks(kind, part) for kind, part in zip(kinds, apart)])
+                for kinds in (("Q4_0",) * 2, ("Q4_0", "Q5_0")))  # fmt: skip
+    assert len(one) == 1 and np.shares_memory(one[0].data, whole) and not one[0].data.flags.writeable
+    assert_bytes(one[0].data, whole[:10])
+    assert [part.data.shape for part in two] == [(4, 18), (6, 18)]
+    for parts in (apart, apart[::-1], (apart[0], whole[4:10].copy()[:]), (whole[:4, :9], whole[4:8, :9])):
+        found = joined([Blocks("Q4_0", part) for part in parts])
+        assert all(got.data is part for got, part in zip(found, parts)) and len(found) == len(parts)
+    found = joined([Blocks("Q4_0", part) for part in (apart[0], apart[2][::-1][[1, 0]], apart[1])])
+    assert len(found) == 1 and not np.shares_memory(found[0].data, whole)
+    assert_bytes(found[0].data, np.concatenate([apart[0], apart[2][::-1][[1, 0]], apart[1]]))
+
+
+def test_neighbours_in_the_file_are_one_part():
+    file = BlockGGUF("llama", "Q4_1")
+    gate, up = (file.tensors[f"blk.0.ffn_{name}.weight"] for name in ("gate", "up"))
+    both = np.concatenate([gate.data, up.data])[:]
+    for tensor, rows in ((gate, both[: len(gate.data)]), (up, both[len(gate.data) :])):
+        file.tensors[tensor.name] = BlockTensor(tensor.name, tensor.type, tensor.shape, rows, 0)
+    kept = Weights.from_gguf(config_of("llama"), file, blocks=True)
+    assert [len(layer.gate_up.weight) for layer in kept.layers[:2]] == [1, 2]
+    assert np.shares_memory(kept.layers[0].gate_up.weight[0].data, both)
+
+
+def test_the_cache_is_float16_where_matrices_stay_in_blocks(tmp_path):
+    """For float32 models, unless another dtype is asked for; tokens come from caches of that dtype."""
+    config, file = config_of("llama"), BlockGGUF("llama", "Q8_0")
+    blocks, whole = (Weights.from_gguf(config, file, blocks=kept) for kept in (True, False))
+    half = Weights.from_gguf(config, file, "bfloat16", blocks=True)
+    for weights, chosen, want in (
+        (blocks, None, "float16"), (blocks, "float32", "float32"), (blocks, "bfloat16", "bfloat16"),
+        (whole, None, "float32"), (whole, "float16", "float16"), (half, None, "bfloat16"),
+    ):  # fmt: skip
+        decoder = Decoder(config, weights, 64, kv_dtype=chosen)
+        caches = decoder.new_caches(3, 8)
+        assert {cache.key.dtype.name for cache in caches} | {cache.value.dtype.name for cache in caches} == {want}
+        assert caches[0].key.shape == (3, 8, config.layers[0].num_key_value_heads, config.layers[0].head_dim)
+        assert decoder.kv_dtype.name == want and not any(cache.key.any() for cache in caches)
+    prompt = token_golden("llama_float32")["prompts"][0]["ids"][:12]
+    exact, rounded = (teacher_forced(Decoder(config, whole, 64, kv_dtype=kind), prompt[:4], prompt[4:])
+                      for kind in ("float32", "float16"))  # fmt: skip
+    assert 0 < np.linalg.norm(exact - rounded) < 2**-9 * np.linalg.norm(exact)
+    with pytest.raises(ContractError, match="kv_dtype"):
+        Decoder(config, blocks, 64, kv_dtype="int8")
+    tiny.write_checkpoint("llama", tmp_path, "float32")
+    assert load_decoder(tmp_path, kv_dtype="float16").kv_dtype == np.float16
+
+
+def test_large_zeros_take_no_memory_until_they_are_written():
+    """Nor may they be shared with a child, or be another array's."""
+    one, two = (HOST.zeros((3, 1 << 20), np.float32) for _ in range(2))
+    assert not one.any() and one.flags.writeable and one.flags.c_contiguous and not np.shares_memory(one, two)
+    one[1] = 1
+    assert not two.any() and one.sum() == 1 << 20
+    assert HOST.zeros((2, 0), np.float16).shape == (2, 0)
+
+
 def test_a_matrix_with_a_part_that_is_no_blocks_is_dequantised():
     file = BlockGGUF("llama", "Q4_1", whole=("blk.0.attn_q.weight",))
     kept = Weights.from_gguf(config_of("llama"), file, blocks=True)
@@ -130,5 +192,6 @@ def test_real_gemma_in_blocks_is_as_near_as_llama_cpp():
     for output in whole["outputs"][:2]:
         shorter["outputs"].append({key: values[:12] for key, values in output.items()})
     verdict = token_gate(shorter, load_decoder(file, None, 256, "blocks"), load_decoder(file, None, 256))
+    assert load_decoder(file, None, 256, "blocks").kv_dtype == np.float16
     assert verdict.kind in ("strict", "near-tie") and verdict.our_error <= 2 * verdict.their_error, verdict
     assert isinstance(load(file, num_blocks=4).decoder.weights.embed, BlockLinear)
