@@ -26,8 +26,9 @@ VT_FN unsigned mx_exponent(unsigned top) {
     return byte < 0 ? 0u : byte > 254 ? 254u : (unsigned)byte;
 }
 
-// 2^(127 - byte), for a byte below 255.
-VT_FN float mx_factor(unsigned byte) { return vt_float(byte == 254u ? 0x00400000 : (int)((254u - byte) << 23)); }
+// 2^(127 - byte), for a byte below 255. A comparison of the byte with 254 instead of the maximum is merged with the clamp
+// before it by ptxas 13.0 for sm_90a, and comes out the wrong way round.
+VT_FN float mx_factor(unsigned byte) { return vt_float((int)larger((254u - byte) << 23, 0x00400000u)); }
 
 VT_FN unsigned mx_word(float (&v)[8], float factor, bool native) {
 #pragma unroll
