@@ -61,7 +61,7 @@ def _run_scan(op, CB, x, dts, sums, C, states, cuts, owner, chunks, size, D, z, 
     tokens, heads, width = x.shape
     args = [
         CB, x, dts, sums, C, kind(x), heads, width, *C.shape[1:], *states, cuts, owner, chunks, size, tokens, D,
-        skip_step(D), z, initial, 0 if initial is None else kind(initial), out,
+        skip_step(D), z, initial, 0 if initial is None else kind(initial), 0 if initial is None else len(initial), out,
     ]  # fmt: skip
     start(op, FAMILY, "ssd_chunk_scan", chunks * size * heads, (THREADS, 1), args, 4 * fits(op, size))
 

@@ -12,7 +12,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "decays to the chunk's start": ("between(last, sums[row + i])", "between(sums[row + i], sums[row])"),
         "keys never rounded": ("through(key * weights[i], (int)kind)", "key * weights[i]"),
         "states pass without their decay": ("S = S * vt_exp(sums[(head * chunks + c) * size + size - 1]) +", "S = S +"),
-        "a chunk of the next sequence": ("+ 1 : 0; c <= last[n];", "+ 1 : 0; c <= last[n] + 1;"),
+        "a chunk of the next sequence": ("first; c < end; ++c)", "first; c <= end && c < chunks; ++c)"),
     },
     "ssd_loop": {
         "a state that does not decay": ("vt_fma(b[j], put, S[s][j] * fade);", "vt_fma(b[j], put, S[s][j]);"),

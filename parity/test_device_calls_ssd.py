@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vtlab import oracle
-from vtlab.device import scratch
+from vtlab import ops, oracle
+from vtlab.device import runtime, scratch
 from vtlab.device.errors import DeviceError
 from vtlab.models.engine import Engine
+from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes, assert_rel_l2
@@ -50,6 +51,14 @@ def looped(device, call: dict) -> tuple[np.ndarray, np.ndarray]:
     sent["state"] = sent.pop("initial_states")
     out = device.call("ssd_recurrent", dict(sent))
     return np.array(device.fetch(out)), np.array(device.fetch(sent["state"]))
+
+
+def unchecked(device, op: str, arguments: dict):
+    """A call whose arrays only the device looks into, as on a GPU; the emulated one's are also the host's."""
+    if not isinstance(device, Emulated):
+        return device.call(op, arguments)
+    with runtime.using(device.runtime), ops.using(device.provider):
+        return providers.get_op(op, "cuda")(**arguments)
 
 
 def cut(call: dict, first: int, last: int, sequence: int) -> dict:
@@ -147,11 +156,14 @@ def test_a_capture_finds_its_scratch_and_waits_for_nobody(form, monkeypatch):
 
 
 @pytest.mark.parametrize("spoiled", [[0, 9, 5, 20], [1, 5, 5, 20], [0, 5, 5, 21]])
-@pytest.mark.parametrize("along", [run, looped])
-def test_starts_that_are_none(device, spoiled, along):
+@pytest.mark.parametrize("op", ["ssd_chunk_prefill", "ssd_recurrent"])
+def test_starts_that_are_none(device, spoiled, op):
     call = prompt(PLAIN, 5, 0, 15) | {"query_start_loc": np.int32(spoiled)}
+    if op == "ssd_recurrent":
+        del call["chunk_size"]
+        call["state"] = call.pop("initial_states")
     with pytest.raises(ContractError, match="query_start_loc"):
-        along(device, call)
+        unchecked(device, op, {name: device.send(value) for name, value in call.items()})
 
 
 def stages(device) -> dict[str, dict]:
@@ -176,7 +188,23 @@ def stages(device) -> dict[str, dict]:
 def test_cuts_that_are_none(device, op, spoiled):
     call = stages(device)[op]
     with pytest.raises(ContractError, match="cu_chunk_seqlens"):
-        device.call(op, call | {"cu_chunk_seqlens": device.send(np.int32(spoiled))})
+        unchecked(device, op, call | {"cu_chunk_seqlens": device.send(np.int32(spoiled))})
+
+
+def test_a_capture_leaves_out_what_does_not_fit():
+    """Cuts, indices and sequences beyond the end, which nobody can refuse then: what fits is as before."""
+    device = Emulated(EmulatedRuntime())
+    calls = stages(device)
+    want = {op: device.call(op, dict(call)) for op, call in calls.items()}
+    device.runtime.in_capture = True
+    for op, name, spoiled in (
+        ("ssd_chunk_state", "cu_chunk_seqlens", [0, 8, 16, 70]), ("ssd_bmm_chunk", "cu_chunk_seqlens", [0, 8, 16, -1]),
+        ("ssd_chunk_scan", "cu_chunk_seqlens", [0, 8, 16, 900]), ("ssd_chunk_scan", "seq_idx", [0, 1, 70000]),
+        ("ssd_state_passing", "last_chunk_indices", [0, 1 << 30]),
+    ):  # fmt: skip
+        got = unchecked(device, op, calls[op] | {name: device.send(np.int32(spoiled))})
+        kept = 16 if op == "ssd_chunk_scan" else 2
+        assert_bytes(got[:kept], want[op][:kept])
 
 
 @pytest.mark.parametrize("op, name, spoiled", [
@@ -188,7 +216,7 @@ def test_cuts_that_are_none(device, op, spoiled):
 def test_numbers_of_chunks_that_are_none(device, op, name, spoiled):
     call = stages(device)[op]
     with pytest.raises(ContractError, match=name):
-        device.call(op, call | {name: device.send(np.int32(spoiled))})
+        unchecked(device, op, call | {name: device.send(np.int32(spoiled))})
 
 
 def test_chunks_that_no_block_has_room_for(device):

@@ -41,13 +41,13 @@ extern "C" __global__ void __launch_bounds__(128)
     atomicAdd(&before, part);
     __syncthreads();
     const int own = count(n), first = before;
-    for (int c = threadIdx.x; c < own && first + c < places; c += blockDim.x) {
+    for (int c = threadIdx.x; c < own && first >= 0 && first + c < places; c += blockDim.x) {
         cuts[first + c] = starts[n] + c * (int)size;
         owner[first + c] = n;
     }
     if (threadIdx.x == 0) last[n] = first + own - 1;
     if (n + 1 < sequences) return;
-    for (i64 c = first + own + threadIdx.x; c <= places; c += blockDim.x) {
+    for (i64 c = (first + own > 0 ? first + own : 0) + threadIdx.x; c <= places; c += blockDim.x) {
         cuts[c] = starts[sequences];
         if (c < places) owner[c] = n;
     }
@@ -106,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(128)
     if (at >= sequences * whole) return;
     const i64 n = at / whole, own = at % whole, head = own / elements;
     float S = initial == nullptr ? 0.0f : load_one(initial, at, (int)initial_kind);
-    for (i64 c = n > 0 ? last[n - 1] + 1 : 0; c <= last[n]; ++c) {
-        if (c < 0 || c >= chunks) continue;
+    const i64 first = n > 0 && last[n - 1] > -1 ? last[n - 1] + 1 : 0, end = last[n] < chunks ? last[n] + 1 : chunks;
+    for (i64 c = first; c < end; ++c) {
         S = S * vt_exp(sums[(head * chunks + c) * size + size - 1]) + states[c * whole + own];
         store_one(out, c * whole + own, S, (int)kind);
     }

@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(128)
     ssd_chunk_scan(const float* CB, const void* x, const float* dt, const float* sums, const void* C, i64 kind,
                    i64 heads, i64 width, i64 groups, i64 length, const void* states, i64 states_kind, const int* cuts,
                    const int* owner, i64 chunks, i64 size, i64 tokens, const float* D, i64 skip_step, const void* z,
-                   const void* initial, i64 initial_kind, void* out) {
+                   const void* initial, i64 initial_kind, i64 sequences, void* out) {
     VT_SHARED(shared);
     float* weights = (float*)shared;
     const i64 head = blockIdx.x % heads, own = blockIdx.x / heads % size, chunk = blockIdx.x / heads / size;
@@ -29,7 +29,8 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     __syncthreads();
     const bool begins = chunk == 0 || owner[chunk] != owner[chunk - 1];
-    const bool fresh = begins && initial == nullptr;
+    const bool known = initial != nullptr && owner[chunk] >= 0 && owner[chunk] < sequences;
+    const bool fresh = begins && !known;  // a capture cannot refuse a sequence that does not exist
     const Heads earlier = {begins ? initial : states, width * length, length};
     const i64 place = (begins ? owner[chunk] : chunk - 1) * heads + head;
     const float decay = vt_exp(sum);
