@@ -48,6 +48,25 @@ def test_rotate_and_quantise(benchmark, side, T):
             oracle.hadamard(n=32))  # fmt: skip
 
 
+@pytest.mark.parametrize("M", [1, 16])
+@pytest.mark.parametrize("side", SIDES)
+def test_weights_alone(benchmark, side, M):
+    """A 5120 x 5120 weight."""
+    codes, scale = oracle.mxfp4_quant(normal(5120, 5120, seed=1))
+
+    def ours(x, b, b_sf):
+        return oracle.matmul_mxfp4(x, b, b_sf, is_sf_swizzled_layout=False)
+
+    def peer(x, b, b_sf):
+        import torch
+
+        grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+        weights = grid[torch.stack([b & 15, b >> 4], dim=-1).view(b.shape[0], -1, 32).int()]
+        return (x.double() @ (weights * torch.exp2(b_sf.double() - 127)[..., None]).view(b.shape[0], -1).T).bfloat16()
+
+    compare(benchmark, side, f"matmul_mxfp4 {M}x5120x5120", ours, peer, normal(M, 5120), codes, scale)
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_transform(benchmark, side):
     def peer(x, h):

@@ -35,7 +35,8 @@ def _weights_alone(x, wanted) -> bool:
 
 judged_by_norm("cutlass_scaled_fp4_mm", lambda call: on_tensor_cores(2 * call["a"].shape[1], dtype(call["out_dtype"])))
 judged_by_norm("matmul_mxf4_bf16_tn", lambda call: on_tensor_cores(2 * call["a"].shape[1], _BFLOAT16))
-judged_by_norm("matmul_nvfp4", lambda call: _weights_alone(call["x"], _wanted(call)))
+for _op in ("matmul_nvfp4", "matmul_mxfp4"):
+    judged_by_norm(_op, lambda call: _weights_alone(call["x"], _wanted(call)))
 
 
 def _expanded(op: str, form: str, slot: str, codes, scales, tiled: bool):
@@ -95,4 +96,19 @@ def matmul_nvfp4(x, b, block_scale_b, global_scale, *, out_dtype=None, is_sf_swi
         return target
     held = scratch.array("fp4 right", (b.shape[0], x.shape[1]), _BFLOAT16)
     dequantize_nvfp4(b, block_scale_b, global_scale, is_sf_swizzled_layout=is_sf_swizzled_layout, out=held)
+    return matmul_bt(x, held, out_dtype=wanted, out=target)
+
+
+@providers.provider("matmul_mxfp4", "cuda", PROVIDER)
+def matmul_mxfp4(x, b, b_sf, *, out_dtype=None, is_sf_swizzled_layout=True, out=None):
+    """oracle.mxfp4.matmul_mxfp4."""
+    op, wanted = "matmul_mxfp4", x.dtype if out_dtype is None else dtype(out_dtype)
+    (target,) = results(op, out, (x, b, b_sf), ((x.shape[0], b.shape[0]), wanted))
+    if not target.size:
+        return target
+    if _weights_alone(x, wanted):
+        weights = in_rows(op, "mxfp4", b, b_sf, _GROUP["mxfp4"], is_sf_swizzled_layout, None)
+        product(op, _FAMILY, aligned_rows(x), weights, target)
+        return target
+    held = _expanded(op, "mxfp4", "fp4 right", b, b_sf, is_sf_swizzled_layout)
     return matmul_bt(x, held, out_dtype=wanted, out=target)

@@ -77,7 +77,7 @@ _PROMISED = {
         "KDA-DELTA": """kda_low_rank_decay kda_decay_gate kda_decay_gate_chunk_cumsum kda_decode kda_prefill_recurrent
             kda_kkt kda_recompute_w_u kda_delta_h kda_chunk_o kda_chunk_prefill""",
         "GEMM-QUTLASS-MX": """mxfp4_quant hadamard hadacore_transform fused_quantize_mx fused_quantize_nv
-            matmul_mxf4_bf16_tn""",
+            matmul_mxf4_bf16_tn matmul_mxfp4""",
         "KV-CACHE": """reshape_and_cache reshape_and_cache_xpacked copy_blocks swap_blocks swap_blocks_batch
             cp_gather_cache concat_and_cache_mla gather_mla_cache""",
         "KV-QUANT": """reshape_and_cache_fp8 dequantize_kv_fp8 reshape_and_cache_per_token_head dequantize_kv_heads rht

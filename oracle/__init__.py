@@ -100,6 +100,7 @@ from .mxfp4 import (
     hadacore_transform,
     hadamard,
     matmul_mxf4_bf16_tn,
+    matmul_mxfp4,
     mxfp4_quant,
 )
 from .norm import l2norm, layer_norm, rms_norm, rms_norm_gated
@@ -271,6 +272,7 @@ __all__ = [
     "matmul_fp8_cublaslt",
     "matmul_fp8_cutlass",
     "matmul_mxf4_bf16_tn",
+    "matmul_mxfp4",
     "matmul_nvfp4",
     "merge_attn_states",
     "moe_grouped_gemm",

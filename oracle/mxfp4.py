@@ -268,11 +268,11 @@ def fused_quantize_nv(nx, x, h, input_global_scale):
     return block_quant(nx, _rotated(nx, x, h), nx.load(input_global_scale), False, "vt")
 
 
-def _exponents(name: str):
-    """Bytes of powers of two around 1 where `name` has rows, in whichever shape the call has."""
+def _exponents(name: str, low: int = 120):
+    """Bytes of powers of two, around 1 or from `low`, where `name` has rows, in whichever shape the call has."""
 
     def draw(rng, axes):
-        return rng.integers(120, 134, axes.get(f"{name}_scales", (axes[name], axes["B"] // 16)))
+        return rng.integers(low, low + 14, axes.get(f"{name}_scales", (axes[name], axes["B"] // 16)))
 
     return draw
 
@@ -283,6 +283,8 @@ def _scales_fit(arguments, axes):
         raise refuse("b", f"{2 * axes['B']} codes a row", f"a multiple of {BLOCK}")
     blocks = 2 * axes["B"] // BLOCK
     for name, rows in (("a_sf", axes["M"]), ("b_sf", axes["N"])):
+        if name not in arguments:
+            continue
         want = nvfp4.tiled_shape(rows, blocks) if arguments["is_sf_swizzled_layout"] else (rows, blocks)
         if tuple(arguments[name].shape) != want:
             raise refuse(name, f"shape {tuple(arguments[name].shape)}", f"{want}")
@@ -343,3 +345,52 @@ def matmul_mxf4_bf16_tn(nx, a, b, a_sf, b_sf, alpha, *, is_sf_swizzled_layout=Tr
     left, right = _values(nx, a, a_sf, is_sf_swizzled_layout), _values(nx, b, b_sf, is_sf_swizzled_layout)
     total = nx.matmul(left, right, order=ORDER, fused=True)
     return nx.store(nx.mul(total, nx.load(alpha)), ml_dtypes.bfloat16)
+
+
+def _weights(nx, b, b_sf, swizzled):
+    """bfloat16 weights [N, K], exact below 2^128."""
+    return nx.store(_values(nx, b, b_sf, swizzled), ml_dtypes.bfloat16)
+
+
+def _weight_sizes(arguments, results):
+    """sum_k |x_k| |w_k|."""
+    w = _weights(TRUTH, arguments["b"], arguments["b_sf"], arguments["is_sf_swizzled_layout"])
+    return np.abs(arguments["x"].astype(np.float64)) @ np.abs(w.astype(np.float64)).T
+
+
+@op(
+    row=_ROW,
+    args={
+        "x": Tensor("M 2*B", ("bfloat16", "float32")),
+        "b": Tensor("N B", ("uint8",), holds="float4_e2m1fn",
+                    values=lambda rng, axes: bytes_of_codes(rng, {"...": (axes["N"],), "B": axes["B"]})),
+        "b_sf": Tensor("* Cb", ("uint8",), values=_exponents("N", 108), holds="float8_e8m0fnu"),
+        "out_dtype": Choice(("bfloat16", "float16", "float32"), optional=True),
+        "is_sf_swizzled_layout": Flag(),
+    },
+    returns={"out": Tensor("M N", ("bfloat16", "float16", "float32"))},
+    rounding=("w = bf16(e2m1(code) * 2^(b_sf - 127)), exact", "out = round(sum_k x * w), in out_dtype"),
+    order=str(ORDER),
+    parity=STORED_TWICE,
+    mirror=Bound("(2 * B + 511) // 512 * 16 + 32", scale=_weight_sizes, ulps=1, why="as matmul"),
+    nan="a scale of 255 makes its column NaN; otherwise as in any product",
+    layout="tiles as `swizzle_blockscale` makes them",
+    upstream="vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py: apply_fp4_marlin_linear without a "
+    "global scale",
+    examples=(
+        {"M": 3, "N": 5, "B": 32, "x": "bfloat16", "is_sf_swizzled_layout": False},
+        {"M": 2, "N": 130, "B": 80, "N_scales": (256, 8), "x": "float32", "is_sf_swizzled_layout": True},
+    ),
+    requires=(_scales_fit,),
+)  # fmt: skip
+def matmul_mxfp4(nx, x, b, b_sf, *, out_dtype=None, is_sf_swizzled_layout=True):
+    """out[m, n] = sum_k x[m, k] * e2m1(b[n, k]) 2^(b_sf[n, k / 32] - 127): weights alone in MXFP4.
+
+    Shapes: x [M, 2 * B]; b uint8 [N, B], two codes a byte; b_sf uint8 [N, B/16], exponents plus 127, or in tiles;
+    out [M, N] in out_dtype, by default that of x.
+    Rounding points: the weights to bfloat16, which changes nothing but what 2^128 and more is; then the store of `out`.
+    Errors: ContractError for mismatched shapes, K no multiple of 32, scales of another shape.
+    Source: OCP Microscaling Formats (MX) v1.0; vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py.
+    """
+    weights = _weights(nx, b, b_sf, is_sf_swizzled_layout)
+    return nx.store(nx.add(nx.matmul(nx.load(x), weights, order=ORDER, fused=True), 0.0), out_dtype or x.dtype)

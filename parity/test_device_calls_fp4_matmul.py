@@ -33,6 +33,8 @@ MA, MB, G = side(70, 32), side(N, 32), F32([0.01])
 def rows_of(op: str, M: int) -> dict:
     if op == "matmul_nvfp4":
         call = {"x": X[:M], "b": B[0], "block_scale_b": B[1], "global_scale": G}
+    elif op == "matmul_mxfp4":
+        call = {"x": X[:M], "b": MB[0], "b_sf": MB[1]}
     elif op == "matmul_mxf4_bf16_tn":
         call = {"a": MA[0][:M], "b": MB[0], "a_sf": MA[1][:M], "b_sf": MB[1], "alpha": G}
     else:
@@ -45,7 +47,7 @@ WEIGHT = {
     "weight_scale": RNG.integers(0xD0, 0xE8, (72, 128)).astype(U8), "weight_global_scale": F32([2.0**110]),
 }  # fmt: skip
 LINEAR = draw((70, 1152), "bfloat16", 2)
-OPS = ("matmul_nvfp4", "cutlass_scaled_fp4_mm", "matmul_mxf4_bf16_tn", "apply_fp4_marlin_linear")
+OPS = ("matmul_nvfp4", "cutlass_scaled_fp4_mm", "matmul_mxf4_bf16_tn", "matmul_mxfp4", "apply_fp4_marlin_linear")
 
 
 def call_of(op: str, M: int) -> dict:
@@ -67,7 +69,7 @@ def test_a_row_has_its_bytes_in_any_batch(device, op):
 @pytest.mark.parametrize("settings", [{"_BUSY": 0}, {"_FEW": 0}, {"_FEW": 0, "_MANY_TEAMS": 1}], ids=str)
 def test_how_the_work_is_dealt_out_changes_no_byte(device, settings, monkeypatch):
     """One chain after the other, two warps side by side; few rows as many."""
-    calls = {M: {op: call_of(op, M) for op in OPS[::3]} for M in (9, 20)}
+    calls = {M: {op: call_of(op, M) for op in OPS[::4]} for M in (9, 20)}
     want = {M: {op: run(device, op, call) for op, call in of.items()} for M, of in calls.items()}
     for name, value in settings.items():
         monkeypatch.setattr(fp4_product, name, value)
@@ -85,7 +87,7 @@ def test_little_shared_memory_deals_chains_out():
         assert_bytes(Emulated(small).call("matmul_nvfp4", dict(call)), Emulated().call("matmul_nvfp4", dict(call)))
 
 
-@pytest.mark.parametrize("op", OPS[:3])
+@pytest.mark.parametrize("op", OPS[:4])
 def test_tiles_hold_the_same_scales(device, op):
     call = call_of(op, 5)
     tiles = {name: tile(call[name]) for name in ("block_scale_a", "block_scale_b", "a_sf", "b_sf") if name in call}
@@ -122,7 +124,7 @@ def test_every_code_under_every_scale(device):
     call = {"a": one, "b": codes, "block_scale_a": np.full((1, 2), 0x38, U8), "block_scale_b": scales,
             "alpha": F32([1]), "is_sf_swizzled_layout": False}  # fmt: skip
     assert_bytes(run(device, "cutlass_scaled_fp4_mm", call), oracle.cutlass_scaled_fp4_mm(**call))
-    powers = np.arange(252, dtype=U8)
+    powers = np.arange(2, 252, dtype=U8)  # products that are normal numbers of float32
     codes = np.zeros((16 * len(powers), 16), U8)
     codes[:, 0] = np.repeat(np.arange(16, dtype=U8), len(powers))
     call = {"a": one, "b": codes, "a_sf": np.full((1, 1), 127, U8), "b_sf": np.tile(powers, 16)[:, None],

@@ -5,22 +5,28 @@ With ``--device cuda`` on the GPU, else on the emulated one; linears run their o
 
 from __future__ import annotations
 
+import copy
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from vtlab.models.buffers import Kept
+from vtlab.models.config_hf import read
 from vtlab.models.engine import Engine
+from vtlab.models.families import FAMILIES
 from vtlab.models.loading import load_decoder
 from vtlab.models.quant import QuantLinear
+from vtlab.models.quant.linears import default_weights
 from vtlab.models.sampling_params import SamplingParams
 from vtlab.ops import arrays, providers
+from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes, assert_nmse
 from .emulated_arrays import emulated_arrays
 from .emulation import compiler
 from .test_models_device import device  # noqa: F401  (a fixture)
-from .test_models_quantized import CHECKPOINTS, LAYER, linears, loaded, tensors_of
+from .test_models_quantized import CHECKPOINTS, LAYER, linears, loaded, parsed, tensors_of
 
 BF16 = ml_dtypes.bfloat16
 _GROUP = "config_groups.group_0.input_activations"
@@ -28,9 +34,9 @@ _MX = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "
 _NO_SCALES = dict.fromkeys(name for name in tensors_of("nvfp4") if name.endswith("input_global_scale"))
 FP4 = {
     "nvfp4": ("nvfp4",), "nvfp4 weights": ("nvfp4", {_GROUP: None}, _NO_SCALES), "modelopt_nvfp4": ("modelopt_nvfp4",),
-    "mxfp4": ("mxfp4", {_GROUP: _MX}),
+    "mxfp4": ("mxfp4", {_GROUP: _MX}), "mxfp4 weights": ("mxfp4",),
 }  # fmt: skip
-STEPS = ("nvfp4", "modelopt_nvfp4", "ct_int8_dynamic", "ct_int8_static", "ct_fp8_dynamic", "modelopt_fp8", "fp8_block")
+STEPS = ("nvfp4", "mxfp4", "ct_int8_dynamic", "ct_int8_static", "ct_fp8_dynamic", "modelopt_fp8", "fp8_block")
 
 
 @pytest.fixture
@@ -110,3 +116,23 @@ def test_every_op_of_a_packed_linear_has_a_kernel(monkeypatch, name):
     for linear in linears(loaded(name)).values():
         linear.multiplied(rows(2, linear.in_features), np.dtype(BF16))
     assert called and all(providers.op_registered(op, "cuda") for op in called), called
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "awq", "nvfp4"])
+def test_a_gpu_keeps_what_it_multiplies(name):
+    """FP4 under rows of 16 bits is multiplied in bfloat16 alone; a host expands weights alone."""
+    settings = copy.deepcopy(dict(parsed(name)))
+    if name == "nvfp4":
+        settings["quantization_config"]["config_groups"]["group_0"]["input_activations"] = None
+    config = read(settings, "config.json")
+    slots = list(FAMILIES[config.family].slots(config))
+    halves = [default_weights(config, slots, dtype, "cuda") for dtype in ("bfloat16", "float16")]
+    assert halves == ["packed", "packed" if name == "awq" else "dequantized"]
+    assert default_weights(config, slots, "bfloat16", "cpu") == "dequantized"
+
+
+@pytest.mark.parametrize("form", ["nvfp4 weights", "mxfp4 weights", "mxfp4"])
+def test_float16_is_refused_where_its_range_is_too_small(form):
+    name, settings, change = (*FP4[form], None, None)[:3]
+    with pytest.raises(ContractError, match="got float16, want bfloat16 for products of"):
+        loaded(name, change, settings, dtype="float16")

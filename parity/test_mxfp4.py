@@ -277,6 +277,38 @@ def test_the_mirror_of_a_product_is_that_of_its_values():
     assert_bytes(got, oracle.cast_bf16(total))
 
 
+@checks("matmul_mxfp4", cases=[case(kind=kind, swizzled=s) for kind in ("bfloat16", "float32") for s in (0, 1)])
+def test_weights_alone_against_exact_sums(case):
+    for m, n, k in ((2, 3, 96), (1, 5, 32), (0, 2, 32), (2, 0, 32), (2, 3, 0)):
+        x, (b, sb) = draw((m, k), case.kind, 23), operand(n, k, 24)
+        stored = tile(sb) if case.swizzled else sb
+        for out in (None, "float32", "float16"):
+            kind = out or case.kind
+            sums = [[rounded(float(sum((Fraction(float(v)) * w for v, w in zip(row, column)), Fraction(0))), kind)
+                     for column in rows_of(b, sb)] for row in x]  # fmt: skip
+            want = np.array(sums, F32).reshape(m, n).astype(getattr(ml_dtypes, kind, kind))
+            got = oracle.matmul_mxfp4(x, b, stored, out_dtype=out, is_sf_swizzled_layout=bool(case.swizzled))
+            assert_bytes(got, want)
+
+
+@checks("matmul_mxfp4")
+def test_weights_alone_are_the_dense_product_with_their_values():
+    x, (b, sb) = draw((3, 2080), "bfloat16", 25), operand(5, 2080, 26)
+    weights = unpack(b).view(ml_dtypes.float4_e2m1fn).astype(F32) * np.exp2(F32(sb) - 127).repeat(32, -1)
+    for run, dense in ((oracle.matmul_mxfp4, oracle.matmul_bt), (oracle.matmul_mxfp4.mirror, oracle.matmul_bt.mirror)):
+        got = run(x, b, sb, out_dtype="float32", is_sf_swizzled_layout=False)
+        assert_bytes(got, dense(x, weights.astype(ml_dtypes.bfloat16), out_dtype="float32"))
+
+
+@checks("matmul_mxfp4")
+def test_weights_beyond_bfloat16_are_infinite_and_a_nan_stays_in_its_column():
+    b, sb = np.full((3, 16), 0x22, np.uint8), np.array([[254], [255], [147]], np.uint8)
+    b[0] = 0x77
+    for run in (oracle.matmul_mxfp4, oracle.matmul_mxfp4.mirror):
+        got = run(np.ones((1, 32), ml_dtypes.bfloat16), b, sb, out_dtype="float32", is_sf_swizzled_layout=False)[0]
+        assert np.isinf(got[0]) and np.isnan(got[1]) and got[2] == 2.0**25
+
+
 def test_a_rotation_of_both_operands_leaves_their_product():
     """abs_max on both sides, a ninth in alpha: quantised products are near the plain ones, rotated or not."""
     x, w = draw((8, 256), "bfloat16", 18), draw((16, 256), "bfloat16", 19)
@@ -304,6 +336,10 @@ REFUSED = {
     "matmul_mxf4_bf16_tn": [("a_sf", lambda f: f(A, B, SA, SB, ONE)), ("b_sf", lambda f: f(A, B, tile(SA), SB, ONE)),
                             ("b", lambda f: f(A[:, :8].copy(), B[:, :8].copy(), SA, SB, ONE)),
                             ("alpha", lambda f: f(A, B, SA, SB, F32([1, 2]), **ROWS))],
+    "matmul_mxfp4": [("b_sf", lambda f: f(X, B, SB)), ("b_sf", lambda f: f(X, B, SA, **ROWS)),
+                     ("x", lambda f: f(X[:, :32].copy(), B, SB, **ROWS)),
+                     ("x", lambda f: f(X.astype(np.float16), B, SB, **ROWS)),
+                     ("b", lambda f: f(X[:, :16].copy(), B[:, :8].copy(), SB, **ROWS))],
 }  # fmt: skip
 
 
@@ -352,4 +388,10 @@ mutations("matmul_mxf4_bf16_tn", {
     "alpha forgotten": ("nx.mul(total, nx.load(alpha))", "total"),
     "a block further on": ("power(nx, scale)[..., None]", "np.roll(power(nx, scale), 1, -1)[..., None]", "_values"),
     "another order": ("order=ORDER, fused=True", "fused=True"),
+})  # fmt: skip
+mutations("matmul_mxfp4", {
+    "weights in float16": ("swizzled), ml_dtypes.bfloat16)", "swizzled), np.float16)", "_weights"),
+    "a block further on": ("power(nx, scale)[..., None]", "np.roll(power(nx, scale), 1, -1)[..., None]", "_values"),
+    "another order": ("order=ORDER, fused=True", "fused=True"),
+    "in x's dtype": ("out_dtype or x.dtype", "x.dtype"),
 })  # fmt: skip

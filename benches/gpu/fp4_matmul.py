@@ -14,12 +14,13 @@ from .marlin_fp4 import ROWS, SQUARE, cupy_bytes, dense, marlin, size_of
 
 def benches() -> Iterator[Bench]:
     for M in ROWS:
-        yield weights_alone(M, SQUARE, SQUARE)
+        yield weights_alone(M, SQUARE, SQUARE, "nvfp4")
+        yield weights_alone(M, SQUARE, SQUARE, "mxfp4")
         yield both(M, SQUARE, SQUARE, "nvfp4")
         yield both(M, SQUARE, SQUARE, "mxfp4")
         yield both(M, 2 * INTERMEDIATE, HIDDEN, "nvfp4")
     yield both(4096, SQUARE, SQUARE, "nvfp4")
-    yield weights_alone(4096, SQUARE, SQUARE)
+    yield weights_alone(4096, SQUARE, SQUARE, "nvfp4")
 
 
 def sides(rows: int, K: int, group: int):
@@ -37,13 +38,16 @@ def _bench(op: str, make, M: int, N: int, K: int, form: str, moved: int) -> Benc
     )
 
 
-def weights_alone(M: int, N: int, K: int) -> Bench:
+def weights_alone(M: int, N: int, K: int, form: str) -> Bench:
+    group = 16 if form == "nvfp4" else 32
+
     def make():
         import cupy
 
-        return (cupy_normal(M, K), *sides(N, K, 16), cupy.full(1, 0.01, F32)), {}, cupy_empty(M, N)
+        more = (cupy.full(1, 0.01, F32),) if form == "nvfp4" else ()
+        return (cupy_normal(M, K), *sides(N, K, group), *more), {}, cupy_empty(M, N)
 
-    return _bench("matmul_nvfp4", make, M, N, K, "nvfp4", size_of(M, N, K, 16))
+    return _bench(f"matmul_{form}", make, M, N, K, form, size_of(M, N, K, group))
 
 
 def both(M: int, N: int, K: int, form: str) -> Bench:

@@ -95,7 +95,7 @@ def _mxfp4(weights: Fields, given: Fields | None) -> Scheme:
     _grid(weights, given, 4, "float", "group", MX_BLOCK)
     if given is not None:
         given.only("dynamic", (True,))
-    return Mxfp4(packed=given is not None)
+    return Mxfp4(quantised=given is not None)
 
 
 def _words(weights: Fields, group: Fields) -> Scheme:

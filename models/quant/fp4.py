@@ -20,6 +20,12 @@ from .stored import BYTES, E4M3, FLOATS, Part, Site, Stored
 MX_BLOCK = 32
 _BIAS, _NO_SCALE = 127, 255
 _BYTE = np.dtype(np.uint8)
+_BFLOAT16 = ("bfloat16",)
+
+
+def _only_bfloat16(dtype: np.dtype, what: str) -> None:
+    if dtype != ml_dtypes.bfloat16:
+        raise ContractError("load", "dtype", dtype, f"bfloat16 for products of {what}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +72,8 @@ class NvFp4(InRows):
         return replace(parts[0], weight=weight, scales=scales)
 
     def ready(self) -> Self:
+        if self.input_scale is None:
+            _only_bfloat16(self.dtype, "NVFP4 and rows of 16 bits")
         return replace(self, scales=ops.swizzle_blockscale(self.scales))
 
 
@@ -82,6 +90,10 @@ class Nvfp4(Scheme):
     @property
     def activations(self) -> bool:
         return self.quantised
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return Scheme.dtypes if self.quantised else _BFLOAT16
 
     @property
     def _names(self) -> tuple[str, str, str]:
@@ -113,19 +125,21 @@ class Nvfp4(Scheme):
 
 @dataclass(frozen=True, eq=False)
 class MxFp4(InRows):
-    """w[n, k] = e2m1(weight[n, k]) * 2^(scales[n, k / 32] - 127); activations are quantised alike.
+    """w[n, k] = e2m1(weight[n, k]) * 2^(scales[n, k / 32] - 127); activations are quantised alike, or stay.
 
     weight : uint8 [N, K / 2], two codes a byte. scales : uint8 [N, K / 32], in tiles once it is ready.
-    one : float32 [1]. dtype : of `expanded`.
+    one : float32 [1], None where activations stay as they are. dtype : of `expanded`.
     """
 
     held: ClassVar[int] = 2
 
     scales: np.ndarray
-    one: np.ndarray
+    one: np.ndarray | None
     dtype: np.dtype
 
     def multiply(self, x, out=None, room=new_memory):
+        if self.one is None:
+            return ops.matmul_mxfp4(x, self.weight, self.scales, out_dtype=x.dtype, out=out)
         rows, blocks = x.shape[0], self.columns // MX_BLOCK
         target = together(room("codes", (rows, self.columns // 2), _BYTE), room("exponents", (rows, blocks), _BYTE))
         codes, scales = ops.mxfp4_quant(x, out=target)
@@ -146,21 +160,22 @@ class MxFp4(InRows):
         return replace(parts[0], weight=weight, scales=scales)
 
     def ready(self) -> Self:
-        if self.dtype != ml_dtypes.bfloat16:
-            raise ContractError("load", "dtype", self.dtype, "bfloat16 for products of MXFP4")
+        _only_bfloat16(self.dtype, "MXFP4")
         return replace(self, scales=ops.swizzle_blockscale(self.scales))
 
 
 @dataclass(frozen=True)
 class Mxfp4(Scheme):
-    """compressed-tensors' mxfp4-pack-quantized. packed : activations are quantised, too; weights alone are expanded,
-    which rounds nothing in bfloat16."""
+    """compressed-tensors' mxfp4-pack-quantized. quantised : activations are, too."""
 
-    packed: bool
+    ops: ClassVar = ("matmul_mxfp4",)
+    dtypes: ClassVar = _BFLOAT16
+
+    quantised: bool
 
     @property
     def activations(self) -> bool:
-        return self.packed
+        return self.quantised
 
     def stored(self, site: Site) -> Mapping[str, Stored]:
         site.divides("weight_packed", "K", MX_BLOCK, site.columns)
@@ -173,4 +188,4 @@ class Mxfp4(Scheme):
         codes, scales = (np.ascontiguousarray(part.tensors[name]) for name in ("weight_packed", "weight_scale"))
         if (scales == _NO_SCALE).any():
             raise part.error("weight_scale", "a NaN, byte 255", "powers of two, bytes to 254")
-        return MxFp4(codes, scales, np.ones(1, np.float32), np.dtype(dtype))
+        return MxFp4(codes, scales, np.ones(1, np.float32) if self.quantised else None, np.dtype(dtype))

@@ -122,7 +122,9 @@ def default_weights(config: ModelConfig, slots: Iterable[Slot], dtype: str, devi
     schemes = [scheme for scheme, _ in Quantised(config, slots, {}).sites.values()]
     if any(scheme.activations for scheme in schemes):
         return "packed"
-    native = device != "cpu" and all(ops.providers.op_registered(op, device) for scheme in schemes for op in scheme.ops)
+    fits = all(dtype in scheme.dtypes for scheme in schemes)
+    native = fits and all(ops.providers.op_registered(op, device) for scheme in schemes for op in scheme.ops)
+    native = native and device != "cpu"
     return "packed" if native else "dequantized"
 
 

@@ -88,12 +88,13 @@ class Scheme:
     """How one tool's settings store a linear.
 
     activations : whether its products quantise what they are given. packed : whether an op multiplies what is stored;
-    else the matrix is expanded. ops : those that multiply it.
+    else the matrix is expanded. ops : those that multiply it. dtypes : of what they multiply.
     """
 
     activations: ClassVar[bool] = False
     packed: ClassVar[bool] = True
     ops: ClassVar[tuple[str, ...]] = ()
+    dtypes: tuple[str, ...] = ("bfloat16", "float16")
 
     def stored(self, site: Site) -> Mapping[str, Stored]:
         """Its tensors by what follows its name. Errors: FormatError for a shape that the format does not have."""
