@@ -13,6 +13,7 @@ from .aot import store
 from .caps import device_caps
 from .errors import DeviceError
 from .loader import Loader
+from .tensor_maps import tensor_map
 
 _SHARED = 48 << 10
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -140,7 +141,11 @@ class CupyRuntime:
         self._cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, shared)
         self._opted[function.ptr] = shared
 
+    def tensor_map(self, address, width, rows, stride, high):
+        return tensor_map(address, width, rows, stride, high)
+
     def launch(self, family, kernel, grid, block, shared, args) -> None:
+        args = [np.asarray(value) if isinstance(value, np.void) else value for value in args]  # structures, by value
         function = self._loader.function(family, kernel, self.here())
         if shared > _SHARED:
             self._opt_in(function, kernel, shared)

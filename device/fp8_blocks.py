@@ -13,7 +13,7 @@ from vtlab.ops.dtypes import dtype
 from .fp8_matmul import ends_in_bfloat16
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, vectors
-from .tiles import on_tensor_cores, rows_of, start_exact, start_tiles
+from .tiles import on_tensor_cores, rows_of, start_exact, start_loaded
 
 BLOCK = 128
 _ALONE, _CONTIGUOUS, _MASKED = range(3)  # as in the .cu file
@@ -48,7 +48,8 @@ def _product(op, a, scale_a, b, scale_b, target, blocks, first, of=_ALONE, exper
     ]  # fmt: skip
     tiled = a.dtype == np.uint8 and target.dtype == _BFLOAT16 and blocks == (BLOCK, BLOCK) and depth > 0
     if tiled and on_tensor_cores(left, right):
-        start_tiles(op, "fp8_blocks", "tiles_blocks", matrices, rows, high, columns, args)
+        operands = (a, matrices * rows, depth), (b, many * columns, depth)
+        start_loaded(op, "fp8_blocks", "loaded_blocks", matrices, rows, high, columns, operands, args)
     else:
         kernel = "exact_e4m3_blocks" if a.dtype == np.uint8 else "exact_s8_blocks"
         start_exact(op, "fp8_blocks", kernel, matrices, rows, high, columns, args)

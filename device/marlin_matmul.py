@@ -7,10 +7,40 @@ from vtlab.ops.lowbit import QUANT_TYPES
 
 from .codes import settled
 from .judged import judged_by_norm
-from .launch import PROVIDER, results
-from .w4a16 import Weights, aligned, fits, product
+from .launch import PROVIDER, kind, results, start, vectors
+from .runtime import current
+from .w4a16 import CHUNK, COLUMNS, FEW, NAMES, Weights, aligned, chains_of, fits, product
 
 judged_by_norm("marlin_gemm")
+
+_CLUSTER, _SHARED, _MOST_STAGES = 2, 227 << 10, 12
+_BUSY = 67
+"""Tiles of 128 columns from which on those of 64 would be more than the multiprocessors."""
+
+
+def loads(a, weights: Weights) -> bool:
+    """Whether the copy engine brings the tiles: on Hopper, for more than a few rows, 4 bits, groups of whole chunks."""
+    whole = weights.scales is None or weights.group % CHUNK == 0
+    return current().capability() == (9, 0) and a.shape[0] > FEW and weights.bits == 4 and whole
+
+
+def loaded_product(op: str, a, weights: Weights, out) -> None:
+    """out = a by the weights through cuda/marlin_loaded.cuh, in `w4a16.product`'s order."""
+    (rows, depth), columns = a.shape, out.shape[1]
+    high = 64 if rows <= 64 else 128
+    down = -(-rows // high)
+    groups = 2 if high == 128 and down * (columns // (2 * COLUMNS)) >= _BUSY else 1
+    pairs = -(-columns // (_CLUSTER * groups * COLUMNS)) * down
+    stage = -(-(high * 128 + groups * (2048 + 128 + 32)) // 1024) * 1024
+    fixed = 1024 + groups * high * 128 + _MOST_STAGES * 16
+    stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
+    rows_map = current().tensor_map(current().pointer(a), 2 * depth, rows, 2 * depth, high // 2)
+    args = [
+        rows_map, rows, columns, depth, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
+        weights.factors, weights.bias, chains_of(depth)[0], int(vectors(columns, (out, columns))), stages,
+    ]  # fmt: skip
+    name = f"{weights.kernel}_{NAMES[kind(a)]}_loaded_{high}_by_{groups * COLUMNS}"
+    start(op, "marlin_matmul", name, _CLUSTER * pairs, (128 + 128 * groups, 1), args, fixed + stages * stage)
 
 
 @providers.provider("marlin_gemm", "cuda", PROVIDER)
@@ -26,5 +56,9 @@ def marlin_gemm(a, b_q_weight, b_scales, b_zeros=None, b_bias=None, perm=None, *
         f"marlin{known.bits}", known.bits, settled(b_q_weight), scales, settled(b_zeros), depth // groups,
         known.bias, factors=factors, bias=b_bias,
     )  # fmt: skip
-    product(op, "marlin_matmul", aligned(op, a, perm), weights, target)
+    left = aligned(op, a, perm)
+    if loads(left, weights):
+        loaded_product(op, left, weights, target)
+    else:
+        product(op, "marlin_matmul", left, weights, target)
     return target

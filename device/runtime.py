@@ -73,6 +73,9 @@ class Runtime(Protocol):
     def replay(self, graph: object) -> None:
         """Run what a graph recorded, on the current stream."""
 
+    def tensor_map(self, address: int, width: int, rows: int, stride: int, high: int) -> np.void:
+        """What the copy engine is told of a matrix of bytes, as `tensor_maps.tensor_map` has it: 128 bytes by value."""
+
     def launch(self, family: str, kernel: str, grid: int, block: tuple[int, int], shared: int, args: Sequence) -> None:
         """Start the kernel on the current stream. Integers are passed as 64 bits, NumPy scalars as they are."""
 

@@ -17,13 +17,13 @@ CHUNK, COLUMNS, CHAINS = 64, 64, 16
 """k that are sent for at a time, columns of a warp, and chains that K is cut into at most, as in the .cuh file."""
 GROUPS = (16, 32)
 """Sizes of groups below CHUNK; beyond it, its multiples."""
-_FEW, _FEW_STAGES = 16, {4: 3, 8: 2}
+FEW, _FEW_STAGES = 16, {4: 3, 8: 2}
 _MANY, _MANY_STAGES, _MANY_WARPS = 64, 2, 8
 _SUMS = 16 * 68 * 4
 """Bytes of one warp's sums of 16 rows."""
 _BLOCKS = 128
 """Blocks from which on a large GPU is busy."""
-_NAMES = {KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
+NAMES = {KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
 
 
 class Weights(NamedTuple):
@@ -74,13 +74,13 @@ def product(op: str, family: str, a, weights: Weights, out) -> None:
     length, chains = chains_of(depth)
     small = CHUNK // weights.group if weights.group < CHUNK else 1
     own = COLUMNS * CHUNK * weights.bits // 8 + small * (128 + weights.zero_bytes)
-    name = f"{weights.kernel}_{_NAMES[kind(a)]}"
+    name = f"{weights.kernel}_{NAMES[kind(a)]}"
     room = current().shared_memory()
     args = [
         rows, columns, depth, a, weights.words, weights.scales, weights.zeros, out, weights.group,
         weights.zero, weights.order, weights.factors, weights.bias, length, chains,
     ]  # fmt: skip
-    if rows <= _FEW:
+    if rows <= FEW:
         held = 8 if rows <= 8 else 16
         ring = max(_FEW_STAGES[weights.bits] * (held * 128 + own), _SUMS)
         tiles = columns // COLUMNS
@@ -122,4 +122,4 @@ def plain_product(op: str, family: str, a, weights, out, parts: int = 0, roundin
     run, parts = (length * CHUNK, chains) if rounding == AT_ONCE else (32, parts)
     tiles = -(-rows // 8) * -(-columns // 16)
     args = [rows, columns, depth, a, weights, out, run, parts, rounding]
-    start(op, family, f"{family}_plain_{_NAMES[kind(a)]}", -(-tiles // 4), (128, 1), args)
+    start(op, family, f"{family}_plain_{NAMES[kind(a)]}", -(-tiles // 4), (128, 1), args)

@@ -94,6 +94,8 @@ EDGES: dict[str, list[dict]] = {
         *(_marlin(M, 1152, 128, 18, "bfloat16") for M in (1, 9, 70)),
         _marlin(16, 128, 256, 4, "float16", perm="int32"), _marlin(70, 64, 256, 1, "float16", b_bias="float16"),
         _marlin(130, 128, 64, 1, "float16", "uint8b128"), _marlin(0, 128, 64, 1, "float16"),
+        *(_marlin(130, 128, 192, 2, kind, "uint4", b_zeros="int32") for kind in _KINDS),
+        *(_marlin(130, 128, 4352, 2, kind) for kind in _KINDS),
     ],
     "machete_prepack_b": [{"W": 32 * bits // 8, "N": 256, "bits": bits} for bits in (4, 8)],
     "machete_unpack_b": [{"W": 32 * bits // 8, "N": 256, "bits": bits} for bits in (4, 8)],

@@ -15,33 +15,49 @@ _EXACT = {
 _TILES = {
     "a block less": ("(job.depth + K_TILE - 1) / K_TILE", "job.depth / K_TILE"),
     "k beyond the end": ("k + 16 * v < job.depth", "true"),
-    "the second group's weights": ("here + group * 64 * K_TILE", "here"),
-    "sums that stay": ("multiply(part, here, false)", "multiply(part, here, block > 0)"),
+    "the second group's weights": ("from + group * 64 * K_TILE", "from"),
     "one step of k": ("further(tokens, s)", "further(tokens, 0)"),
-
     "full too early": ("barrier_wait(full + stage, parity);\n                    stores", "stores"),
-    "empty too early": ("barrier_wait(empty + stage, parity ^ 1);", ""),
+    "empty too early": ("barrier_wait(empty + stage, parity ^ 1);\n                u8* to", "u8* to"),
     "results while others write": ("some_meet(128 * GROUPS);\n            job.write", "job.write"),
     "the first tiles alone": ("rest % high", "rest % TILES_DOWN"),
 }  # fmt: skip
+_LOADED = {
+    "a block less of k": ("(job.depth + 127) / K_TILE", "job.depth / K_TILE"),
+    "full too early": ("barrier_wait(full + stage, parity);\n                    int here", "int here"),
+    "empty too early": ("barrier_wait(empty + stage, parity ^ 1);\n                    u8* to", "u8* to"),
+    "half of the bytes expected": ("barrier_expect(full + stage, STAGE)", "barrier_expect(full + stage, STAGE / 2)"),
+    "the first half of the tokens": ("(int)tile.token + first)", "(int)tile.token)"),
+    "the first wave's rows": ("group * WAVES + wave) * 64 * K_TILE", "group * WAVES) * 64 * K_TILE"),
+    "the first tokens beside": ("group * N * K_TILE", "0"),
+    "one step of k": ("further(right, s)", "further(right, 0)"),
+    "the place of the neighbour": ("place(row, j) + 4 * (lane & 3)", "place(row, j) + 4 * (lane & 1)"),
+    "results while others write": ("group_meets(group);\n#pragma unroll\n                        for (int i = 0; i < 4",
+                                   "\n#pragma unroll\n                        for (int i = 0; i < 4"),
+    "rows beyond the last": ("top + row < tile.rows && column", "column"),
+    "other tokens' upper scales": ("i & 2 ? lower : upper", "upper"),
+    "scales before they are there": ("1 + SCALERS", "1"),
+}  # fmt: skip
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
-    "fp8_matmul": _EXACT | {
+    "fp8_matmul": _EXACT | _TILES | {
         "azp of the first token": ("azp ? azp[token] : 1", "azp ? azp[0] : 1"),
         "scales of the first row": ("scale_a[by_row ? token : 0]", "scale_a[0]"),
         "scales of the first column": ("scale_b[by_column ? column : 0]", "scale_b[0]"),
-        "the bias before the scale": ("vt_fma(row, scaled, addend[0])", "row * (scaled + addend[0])"),
+        "the bias before the scale": ("vt_fma(row, scaled, ends.addend)", "row * (scaled + ends.addend)"),
         "one rounding": ("through_bf16 ? through(scaled, BF16) : scaled", "scaled"),
         "eight columns at the edge": ("tile.columns - first < 8 ? tile.columns - first : 8", "8"),
+        "scales of the first tile's columns": ("column < tile.columns ? tile.column + column : 0", "column"),
+        "scales of the first tile's rows": ("row < tile.tokens ? tile.token + row : 0", "row"),
     },
-    "fp8_blocks": _TILES | {
+    "fp8_blocks": _LOADED | {
         "scales of the first block": ("(packed ? block >> 2 : block) * scale_block", "0"),
         "the first exponent of a word": ("word >> 8 * (block & 3)", "word"),
-        "rows that fill up": ("(kind != CONTIGUOUS || experts[token] >= 0)", "true"),
+        "rows that fill up": ("(kind != CONTIGUOUS || experts[tile.token + row] >= 0)", "true"),
         "the first expert's scales": ("(tile.expert * ((columns + height - 1) / height) + column", "(column"),
-        "the first expert's weights": ("((expert < 0 ? 0 : expert) * columns + column)", "column"),
+        "the first expert's weights": ("tile.expert * job.columns + tile.column", "tile.column"),
         "rows beyond the mask": ("if (real < tokens)", "if (false)"),
         "scales in the other order": ("first ? vt_fma(row * weights", "true ? vt_fma(row * weights"),
-        "scales of the neighbour": ("own_words[2 * i + 1]", "own_words[2 * i]"),
+        "scales of the neighbour": ("mine[2 * i + 1]", "mine[2 * i]"),
     },
 }  # fmt: skip

@@ -145,6 +145,9 @@ class EmulatedRuntime:
     def wait(self) -> None:
         """Launches have run when `launch` returns."""
 
+    def tensor_map(self, address, width, rows, stride, high):
+        return np.array([address, width, rows, stride, high, *[0] * 11], np.uint64).view("V128")[0]
+
     def launch(self, family, kernel, grid, block, shared, args) -> None:
         self.launched.append(kernel)
         found = library(family, self._mutate.get(family))

@@ -4,6 +4,7 @@
 // The ladder is that of fp8_matmul.cu. On tensor cores a stretch of 128 joins the float32 sums with its scales as soon as
 // it leaves them.
 #include "fp8_exact.cuh"
+#include "fp8_loaded.cuh"
 
 enum { ALONE = 0, CONTIGUOUS = 1, MASKED = 2 };  // device/fp8_blocks.py
 
@@ -71,17 +72,24 @@ struct Blocks {
         float weights = vt_load(weights_of(tile, tile.column + column) + block);
         return first ? vt_fma(row * weights, dot, total) : total + dot * row * weights;
     }
+    VT_MEMBER bool real(const Tile& tile, int row) const {
+        return row < tile.tokens && tile.expert >= 0 && (kind != CONTIGUOUS || experts[tile.token + row] >= 0);
+    }
+    struct Ends {};
+    VT_MEMBER Ends column_ends(const Tile&, int) const { return {}; }
+    VT_MEMBER float row_scale(const Tile& tile, int row) const { return real(tile, row) ? 1.0f : 0.0f; }
+    VT_MEMBER float end(float sum, float row, const Ends&) const { return row != 0.0f ? sum : 0.0f; }
     VT_MEMBER void write(const Tile& tile, const float* sums, int pitch, int across, int thread, int threads) const {
         int pieces = across / 8;
         for (int e = thread; e < tile.rows * pieces; e += threads) {
             int row = e / pieces, piece = e % pieces * 8;
             if (piece >= tile.columns) continue;
             i64 token = tile.token + row, at = token * columns + tile.column + piece;
-            bool real = row < tile.tokens && tile.expert >= 0 && (kind != CONTIGUOUS || experts[token] >= 0);
+            bool here = real(tile, row);
             float x[8];
             int count = tile.columns - piece < 8 ? tile.columns - piece : 8;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = real && i < count ? sums[row * pitch + piece + i] : 0.0f;
+            for (int i = 0; i < 8; ++i) x[i] = here && i < count ? sums[row * pitch + piece + i] : 0.0f;
             if (vectors && count == 8) {
                 store(out, at, x, out_kind);
             } else {
@@ -109,14 +117,16 @@ extern "C" __global__ void __launch_bounds__(256, 2) exact_e4m3_blocks(PARAMETER
 extern "C" __global__ void __launch_bounds__(256, 2) exact_s8_blocks(PARAMETERS) { JOB multiply_exactly<int, float>(job); }
 
 #if VT_TILES
-#define TILES(name, TOKENS, GROUPS)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, 1) name(PARAMETERS) {                             \
+#define LOADED(name, TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE)                                                      \
+    extern "C" __global__ void VT_CLUSTER __launch_bounds__(128 + 128 * GROUPS, 1)                                     \
+        name(VT_MAP tokens_map, VT_MAP weights_map, PARAMETERS) {                                                      \
         VT_SHARED(memory);                                                                                             \
         JOB                                                                                                            \
-        multiply_tiles<float, TOKENS, GROUPS>(job, (int)stages, memory);                                               \
+        multiply_loaded<TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE>(tokens_map, weights_map, job, (int)stages, memory); \
     }
-TILES(tiles_blocks_16, 16, 1)
-TILES(tiles_blocks_64, 64, 1)
-TILES(tiles_blocks_128, 128, 1)
-TILES(tiles_blocks_128_by_2, 128, 2)
+LOADED(loaded_blocks_16, 16, 64, 1, false, false)
+LOADED(loaded_blocks_64, 64, 64, 1, false, false)
+LOADED(loaded_blocks_128, 128, 64, 2, false, true)
+LOADED(loaded_blocks_128_by_128, 128, 128, 2, true, false)
+LOADED(loaded_blocks_256_by_128, 256, 128, 2, true, false)
 #endif

@@ -3,8 +3,11 @@
 // The ladder:
 // 1. exact_*: MIRROR's order, on any GPU, for any width, stride and address (fp8_exact.cuh).
 // 2. tiles_*: Hopper's tensor cores (fp8_tiles.cuh), for rows at multiples of 16 bytes. 64 weight rows by 16, 64 or 128
-//    tokens a block where weights are what is read; 128 by 128 from two token tiles on.
+//    tokens a block where weights are what is read; 128 by 128 from two token tiles on. Since the next step for int8 only.
+// 3. loaded_*: for e4m3, the copy engine brings the tiles (fp8_loaded.cuh): what a block reads no longer costs its threads
+//    instructions, and two blocks share what they both read. 256 tokens by 128 weight rows where there are enough of both.
 #include "fp8_exact.cuh"
+#include "fp8_loaded.cuh"
 
 template <class SUM> struct Scaled {
     static constexpr bool EXACT = (SUM)0.5f == (SUM)0, SCALED = false;  // EXACT: int8
@@ -31,19 +34,27 @@ template <class SUM> struct Scaled {
     }
     VT_MEMBER SUM join_one(SUM total, SUM dot, const Tile&, int, int, i64) const { return dot; }
 
+    // A result from what its column has, what its row has, and its sum.
+    struct Ends { float scale, addend; };
+    VT_MEMBER Ends ends_of(i64 column) const {
+        float addend[1] = {0.0f};
+        if (bias) load(addend, bias, column, bias_kind);
+        return {alpha ? alpha[0] : scale_b[by_column ? column : 0], addend[0]};
+    }
+    VT_MEMBER float scale_of(i64 token) const { return alpha ? 1.0f : scale_a[by_row ? token : 0]; }
+    VT_MEMBER float end(float sum, float row, const Ends& ends) const {
+        float scaled = ends.scale * sum;
+        if (alpha) return through_bf16 ? through(scaled, BF16) : scaled;
+        return bias ? vt_fma(row, scaled, ends.addend) : row * scaled;
+    }
+    VT_MEMBER Ends column_ends(const Tile& tile, int column) const { return ends_of(column < tile.columns ? tile.column + column : 0); }
+    VT_MEMBER float row_scale(const Tile& tile, int row) const { return scale_of(row < tile.tokens ? tile.token + row : 0); }
+
     VT_MEMBER float finish(SUM sum, i64 token, i64 column) const {
         float total = (float)sum;
         if constexpr (EXACT)
             if (azp_adj) total = (float)((i64)sum - (i64)azp_adj[column] * (azp ? azp[token] : 1));
-        if (alpha) {
-            float scaled = total * alpha[0];
-            return through_bf16 ? through(scaled, BF16) : scaled;
-        }
-        float scaled = scale_b[by_column ? column : 0] * total, row = scale_a[by_row ? token : 0];
-        if (!bias) return row * scaled;
-        float addend[1];
-        load(addend, bias, column, bias_kind);
-        return vt_fma(row, scaled, addend[0]);
+        return end(total, scale_of(token), ends_of(column));
     }
     VT_MEMBER void write(const Tile& tile, const SUM* sums, int pitch, int across, int thread, int threads) const {
         int groups = across / 8;
@@ -81,18 +92,27 @@ extern "C" __global__ void __launch_bounds__(256, 2) exact_e4m3(PARAMETERS) { JO
 extern "C" __global__ void __launch_bounds__(256, 2) exact_s8(PARAMETERS) { JOB(int) multiply_exactly<int, int>(job); }
 
 #if VT_TILES
-#define TILES(name, SUM, TOKENS, GROUPS)                                                                               \
+#define TILES(name, TOKENS, GROUPS)                                                                                    \
     extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, 1) name(PARAMETERS) {                             \
         VT_SHARED(memory);                                                                                             \
-        JOB(SUM)                                                                                                       \
-        multiply_tiles<SUM, TOKENS, GROUPS>(job, (int)stages, memory);                                                 \
+        JOB(int)                                                                                                       \
+        multiply_tiles<TOKENS, GROUPS>(job, (int)stages, memory);                                                      \
     }
-TILES(tiles_e4m3_16, float, 16, 1)
-TILES(tiles_e4m3_64, float, 64, 1)
-TILES(tiles_e4m3_128, float, 128, 1)
-TILES(tiles_e4m3_128_by_2, float, 128, 2)
-TILES(tiles_s8_16, int, 16, 1)
-TILES(tiles_s8_64, int, 64, 1)
-TILES(tiles_s8_128, int, 128, 1)
-TILES(tiles_s8_128_by_2, int, 128, 2)
+TILES(tiles_s8_16, 16, 1)
+TILES(tiles_s8_64, 64, 1)
+TILES(tiles_s8_128, 128, 1)
+TILES(tiles_s8_128_by_2, 128, 2)
+
+#define LOADED(name, TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE)                                                      \
+    extern "C" __global__ void VT_CLUSTER __launch_bounds__(128 + 128 * GROUPS, 1)                                     \
+        name(VT_MAP tokens_map, VT_MAP weights_map, PARAMETERS) {                                                      \
+        VT_SHARED(memory);                                                                                             \
+        JOB(float)                                                                                                     \
+        multiply_loaded<TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE>(tokens_map, weights_map, job, (int)stages, memory); \
+    }
+LOADED(loaded_e4m3_16, 16, 64, 1, false, false)
+LOADED(loaded_e4m3_64, 64, 64, 1, false, false)
+LOADED(loaded_e4m3_128, 128, 64, 2, false, true)
+LOADED(loaded_e4m3_128_by_128, 128, 128, 2, true, false)
+LOADED(loaded_e4m3_256_by_128, 256, 128, 2, true, false)
 #endif

@@ -6,8 +6,7 @@
 // 64 weight rows each, so that one adds up while the other multiplies. A block takes tile after tile, and fetches the
 // next one's first stages while it writes the last one's results: these go through shared memory to leave in rows.
 //
-// After 128 products sums leave the tensor cores, which keep too few bits of them, for float32: while one stage is
-// multiplied, the one before it is added up. int8 sums are exact and stay.
+// Here products of int8, whose sums are exact and stay where they are; those of e4m3 are in fp8_loaded.cuh.
 #pragma once
 #include "wgmma.cuh"
 
@@ -38,15 +37,13 @@ struct Order {
 
 #if VT_TILES
 
-// SUM: float for e4m3, int for int8 (EXACT). TOKENS: 16, 64 or 128 a tile; GROUPS: of 64 weight rows. JOB: what the tiles
-// are and what becomes of their sums: grid, tiles(), tile(number), a_stride, b_stride, depth, write(), and where there are
-// scales for each 128 of k (SCALED) token_scales(), weight_scales(), scale_at(block), scale(word, block).
-template <class SUM, int TOKENS, int GROUPS, class JOB> VT_FN void multiply_tiles(const JOB& job, int stages, u8* memory) {
+// TOKENS: 16, 64 or 128 a tile; GROUPS: of 64 weight rows. JOB: what the tiles are and what becomes of their sums: grid,
+// tiles(), tile(number), a_stride, b_stride, depth, write().
+template <int TOKENS, int GROUPS, class JOB> VT_FN void multiply_tiles(const JOB& job, int stages, u8* memory) {
     constexpr int ROWS = 64 * GROUPS, STAGE = (ROWS + TOKENS) * K_TILE, PITCH = ROWS + 4, SUMS = TOKENS / 2;
     u8* tiles = (u8*)(((u64)memory + 1023) & ~1023ull);
-    float* results = (float*)(tiles + stages * STAGE);
+    int* results = (int*)(tiles + stages * STAGE);
     u64 *full = (u64*)(results + TOKENS * PITCH), *empty = full + MOST_STAGES;
-    unsigned* words = (unsigned*)(empty + MOST_STAGES);  // the tokens' scales, TOKENS a stage
     int thread = (int)threadIdx.x;
     if (thread == 0) {
         for (int s = 0; s < stages; ++s) {
@@ -74,20 +71,16 @@ template <class SUM, int TOKENS, int GROUPS, class JOB> VT_FN void multiply_tile
                 int row = first + 16 * i;
                 from_b[i] = (unsigned)(row < tile.columns ? row : tile.columns - 1) * (unsigned)job.b_stride + 16 * v;
             }
-            const unsigned* scales = nullptr;
-            if constexpr (JOB::SCALED) scales = job.token_scales(tile, thread < tile.tokens ? thread : 0);
             for (int block = 0; block < blocks; ++block) {
                 barrier_wait(empty + stage, parity ^ 1);
                 u8* to = tiles + stage * STAGE;
                 i64 k = (i64)block * K_TILE;
                 bool there = k + 16 * v < job.depth;
 #pragma unroll
-                for (int i = 0; i < ROWS / 16; ++i) copy_or_zero(to + place(first + 16 * i, v), tile.b + k + from_b[i], there);
+                for (int i = 0; i < ROWS / 16; ++i) vector_or_zero(to + place(first + 16 * i, v), tile.b + k + from_b[i], there);
                 to += ROWS * K_TILE;
 #pragma unroll
-                for (int i = 0; i < TOKENS / 16; ++i) copy_or_zero(to + place(first + 16 * i, v), tile.a + k + from_a[i], there);
-                if constexpr (JOB::SCALED)
-                    if (thread < TOKENS) copy_word(words + stage * TOKENS + thread, scales + job.scale_at(block));
+                for (int i = 0; i < TOKENS / 16; ++i) vector_or_zero(to + place(first + 16 * i, v), tile.a + k + from_a[i], there);
                 barrier_arrive_with_copies(full + stage);
                 if (++stage == stages) stage = 0, parity ^= 1;
             }
@@ -96,93 +89,38 @@ template <class SUM, int TOKENS, int GROUPS, class JOB> VT_FN void multiply_tile
     } else {
         registers_up<GROUPS == 2 ? 224 : 240>();
         int own = thread - FETCHING, group = own >> 7, lane = own & 127;
-        SUM total[SUMS];
+        int total[SUMS];
         for (i64 number = blockIdx.x; number < job.template tiles<TOKENS, ROWS>(); number += job.grid) {
             Tile tile = job.template tile<TOKENS, ROWS>(number);
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) total[i] = 0;
             if (tile.expert >= 0 && blocks > 0) {
-                const float* weights = nullptr;
-                if constexpr (JOB::SCALED) weights = job.weight_scales(tile, group);
-                auto multiply = [&](SUM(&part)[SUMS], int from, bool add) {
-                    const u8* here = tiles + from * STAGE;
-                    u64 rows = tile_of(here + group * 64 * K_TILE), tokens = tile_of(here + ROWS * K_TILE);
-                    products_begin();
-#pragma unroll
-                    for (int s = 0; s < K_TILE / 32; ++s) multiply_tile(part, further(rows, s), further(tokens, s), add || s > 0);
-                    products_close();
-                };
-                auto weight_of = [&](int block) {  // asked for early: it comes from far
-                    if constexpr (JOB::SCALED) return vt_load(weights + block);
-                    return 1.0f;
-                };
-                auto arrived = [&] {
+                int before = 0;
+                for (int block = 0; block < blocks; ++block) {
                     barrier_wait(full + stage, parity);
                     stores_to_products();
                     int here = stage;
                     if (++stage == stages) stage = 0, parity ^= 1;
-                    return here;
-                };
-                auto join = [&](const SUM(&part)[SUMS], int from, int block, float weight) {
-                    if constexpr (JOB::SCALED) {
-                        const unsigned* own_words = words + from * TOKENS + 2 * (lane & 3);
+                    const u8* from = tiles + here * STAGE;
+                    u64 rows = tile_of(from + group * 64 * K_TILE), tokens = tile_of(from + ROWS * K_TILE);
+                    products_begin();
 #pragma unroll
-                        for (int i = 0; i < SUMS; i += 4) {
-                            float left = job.scale(own_words[2 * i], block) * weight, right = job.scale(own_words[2 * i + 1], block) * weight;
-                            total[i] = vt_fma(left, part[i], total[i]);
-                            total[i + 1] = vt_fma(right, part[i + 1], total[i + 1]);
-                            total[i + 2] = vt_fma(left, part[i + 2], total[i + 2]);
-                            total[i + 3] = vt_fma(right, part[i + 3], total[i + 3]);
-                        }
-                    } else {
-#pragma unroll
-                        for (int i = 0; i < SUMS; ++i) total[i] += part[i];
-                    }
-                    if ((lane & 31) == 0) barrier_arrive(empty + from);
-                };
-                if constexpr (JOB::EXACT) {
-                    int before = 0;
-                    for (int block = 0; block < blocks; ++block) {
-                        int here = arrived();
-                        multiply(total, here, block > 0);
-                        products_wait<1>();
-                        if (block > 0 && (lane & 31) == 0) barrier_arrive(empty + before);
-                        before = here;
-                    }
-                    products_wait<0>();
-                    if ((lane & 31) == 0) barrier_arrive(empty + before);
-                } else {
-                    int block = 0;
-                    if constexpr (!(JOB::SCALED && TOKENS == 128))  // there scales take the registers of a second part
-                        for (; block + 1 < blocks; block += 2) {
-                            SUM one[SUMS], other[SUMS];
-                            float weight = weight_of(block), next = weight_of(block + 1);
-                            int here = arrived();
-                            multiply(one, here, false);
-                            int there = arrived();
-                            multiply(other, there, false);
-                            products_wait<1>();
-                            join(one, here, block, weight);
-                            products_wait<0>();
-                            join(other, there, block + 1, next);
-                        }
-                    for (; block < blocks; ++block) {
-                        SUM part[SUMS];
-                        float weight = weight_of(block);
-                        int here = arrived();
-                        multiply(part, here, false);
-                        products_wait<0>();
-                        join(part, here, block, weight);
-                    }
+                    for (int s = 0; s < K_TILE / 32; ++s) multiply_tile(total, further(rows, s), further(tokens, s), block > 0 || s > 0);
+                    products_close();
+                    products_wait<1>();
+                    if (block > 0 && (lane & 31) == 0) barrier_arrive(empty + before);
+                    before = here;
                 }
+                products_wait<0>();
+                if ((lane & 31) == 0) barrier_arrive(empty + before);
             }
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) {
                 int row = 64 * group + 16 * (lane >> 5) + 8 * (i >> 1 & 1) + (lane & 31) / 4, column = 8 * (i >> 2) + 2 * (lane & 3) + (i & 1);
-                ((SUM*)results)[column * PITCH + row] = total[i];
+                results[column * PITCH + row] = total[i];
             }
             some_meet(128 * GROUPS);
-            job.write(tile, (const SUM*)results, PITCH, ROWS, own, 128 * GROUPS);
+            job.write(tile, results, PITCH, ROWS, own, 128 * GROUPS);
             some_meet(128 * GROUPS);
         }
     }

@@ -146,7 +146,7 @@ VT_FN void barrier_wait(u64* barrier, int parity) {
 }
 // What others stored, and a barrier made visible, may be multiplied.
 VT_FN void stores_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-VT_FN void copy_or_zero(void* shared, const void* global, bool there) {
+VT_FN void vector_or_zero(void* shared, const void* global, bool there) {
     int size = there ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(size) : "memory");
 }
@@ -231,7 +231,7 @@ static inline void barrier_wait(u64* barrier, int parity) {
     while (((emulation::Phases*)barrier)->phase == (unsigned)parity) emulation::change(emulation::running->context, emulation::scheduler);
 }
 static inline void stores_to_products() {}
-static inline void copy_or_zero(void* shared, const void* global, bool there) { copy_async(shared, there ? global : emulation::zeros); }
+static inline void vector_or_zero(void* shared, const void* global, bool there) { copy_async(shared, there ? global : emulation::zeros); }
 static inline void copy_word(void* shared, const void* global) { std::memcpy(shared, global, 4); }
 template <int COUNT> void registers_up() {}
 template <int COUNT> void registers_down() {}
