@@ -24,8 +24,8 @@ from .kv_rows import (
 from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start
 
 _FAMILY = "kv_quant_heads"
-_WIDEST = 32 * VECTOR
-"""Elements of a head that a warp holds in registers."""
+_WARP, _DEEP = 32, 2
+"""Lanes that may share a head, and vectors of each where they are of aligned bfloat16."""
 _FOUR = 4 * VECTOR
 """Elements that a lane of rht_four holds."""
 
@@ -44,9 +44,10 @@ def write_heads(op, family, kernel, key, value, caches, scales, slots, int8, out
         room,
     ]  # fmt: skip
     widths = key.shape[2], value.shape[2]
-    if max(widths) <= _WIDEST and not any(width % VECTOR for width in widths) and max(widths):
-        shift = max(1, (max(widths) // VECTOR - 1).bit_length())
-        brain = kind(key) == KINDS["bfloat16"] and all(aligned(x, x.shape[2]) for x in (key, value))
+    brain = kind(key) == KINDS["bfloat16"] and all(aligned(x, x.shape[2]) for x in (key, value))
+    lane = VECTOR * (_DEEP if brain else 1)
+    if 0 < max(widths) <= _WARP * lane and not any(width % VECTOR for width in widths):
+        shift = max(1, (-(-max(widths) // lane) - 1).bit_length())
         start_teams(op, family, f"{kernel}_bf16" if brain else f"{kernel}_v8", rows, shift, [*args, shift])
     else:
         start(op, family, f"{kernel}_any", -(-2 * rows // 8), (256, 1), args)

@@ -13,7 +13,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "kv_quant_heads": {
         "halves to even": ("return y + vt_float((vt_bits(y)", "return rintf(y) + 0 * vt_float((vt_bits(y)"),
-        "the other side's factor": ("codes.words(x, odd ? other : inverse)", "codes.words(x, odd ? inverse : other)"),
+        "the other side's factor": ("put(k, keys, odd ? other : inverse);", "put(k, keys, odd ? inverse : other);"),
         "the scale not stripped": ("(vt_bits(scale) & ~15) | (int)zero", "vt_bits(scale) | (int)zero"),
         "half a row's least element": (
             "larger_signed_pair(w.z ^ 0x80008000u, w.w ^ 0x80008000u)",
@@ -35,7 +35,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "scales of values under their own token": ("to.offset - t + turn", "to.offset"),
         "the key's scale for both": ("(odd ? v_scale : k_scale)[0]", "k_scale[0]"),
         "the value's factor for the key": ("k, odd ? other : factor", "k, odd ? factor : other"),
-        "half a block's maximum": ("has_k, has_v, kind, 2)", "has_k, has_v, kind, 1)"),
+        "half a block's maximum": ("lane_maximum<BRAIN>(v, kind) : 0u, 2)", "lane_maximum<BRAIN>(v, kind) : 0u, 1)"),
         "multiply by the scale": ("float global = 1.0f / (", "float global = ("),
     },
 }  # fmt: skip

@@ -14,6 +14,7 @@ from vtlab.ops.kv_formats import views_of_heads
 from .compare import assert_bytes
 from .device_doors import assert_refused, past_the_door
 from .device_run import Emulated
+from .emulation import compiler
 from .scalar import draw
 from .test_device_calls_kv import ALLOCATED, paged
 from .test_kv_cache import slots
@@ -263,6 +264,30 @@ def test_in_a_capture_what_lies_is_left_out(device, module, op, made, lie, inste
     getattr(oracle, op)(**want)
     for name in getattr(oracle, op).contract.mutates:
         assert_bytes(device.fetch(sent[name]), want[name], name)
+
+
+@pytest.mark.parametrize("op, module, width", [
+    ("reshape_and_cache_fp8", kv_quant, 8), ("reshape_and_cache_per_token_head", kv_quant_heads, 8),
+    ("reshape_and_cache_int4", kv_quant_heads, 4), ("reshape_and_cache_nvfp4", kv_quant_fp4, 36),
+])  # fmt: skip
+def test_offsets_are_64_bits_wide(op, module, width):
+    """Blocks that lie gigabytes apart: the emulated kernel writes where only 64 bits reach, into untouched pages."""
+    if compiler() is None:
+        pytest.skip("emulation needs a C++ compiler")
+    device, given = Emulated(), _rows(op)
+    far = np.zeros(9 << 29, U8)  # never touched but for the page that is written
+    size = 4 * width
+    given["key_cache"] = np.lib.stride_tricks.as_strided(far, (9, 4, 1, width), (1 << 29, width, width, 1))
+    given["value_cache"] = bytes_like((9, 4, 1, width), 1)
+    for name in ("k_scale_cache", "v_scale_cache") if "k_scale_cache" in given else ():
+        given[name] = np.ones((9, 4, 1), F32)
+    given["slot_mapping"] = I64([-1, 35, -1])
+    sent = {name: value if name == "key_cache" else device.send(value) for name, value in given.items()}
+    past_the_door(device, module, op, sent)
+    expected = {**given, "key_cache": np.zeros((9, 4, 1, width), U8)}
+    getattr(oracle, op)(**expected)
+    assert_bytes(far[8 << 29 : (8 << 29) + size], expected["key_cache"][8].reshape(-1))
+    assert not given["key_cache"][:8].any()
 
 
 def test_scales_at_odd_addresses_are_refused(device):

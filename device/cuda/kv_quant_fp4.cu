@@ -33,12 +33,13 @@ VT_FN void write_nvfp4(i64 rows, const Division& heads, const Division& lanes, c
     Target to(row, rows, heads, slots);
     bool has_k = row < rows && first < key.width, has_v = row < rows && first < value.width, odd = threadIdx.x & 1;
     Raw<8> k, v;
-    if (has_k) k = fetch_eight(key.x, key.at(to.token, to.head) + first, kind, key.aligned);
-    if (has_v) v = fetch_eight(value.x, value.at(to.token, to.head) + first, kind, value.aligned);
+    if (has_k) k = fetch_eight(key.x, key.at(to.token, to.head) + first, kind, BRAIN || key.aligned);
+    if (has_v) v = fetch_eight(value.x, value.at(to.token, to.head) + first, kind, BRAIN || value.aligned);
     float global = 1.0f / (odd ? v_scale : k_scale)[0];
     loads_are_under_way();
     to.find(page_size, room);
-    unsigned top = own_maximum<BRAIN>(k, v, has_k, has_v, kind, 2);
+    unsigned top = own_maximum<BRAIN>(has_k ? lane_maximum<BRAIN>(k, kind) : 0u,
+                                      has_v ? lane_maximum<BRAIN>(v, kind) : 0u, 2);
     unsigned code = e4m3_code(global * (vt_float((int)top) * FP4_SIXTH));
     float factor = reciprocal_or_zero(e4m3_value(code) * reciprocal_or_zero(global));
     float other = __shfl_xor_sync(FULL_WARP, factor, 1);

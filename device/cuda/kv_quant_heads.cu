@@ -2,8 +2,9 @@
 //
 // The ladder:
 // 1. heads_any, int4_any: a warp a head, element by element, for any width and address.
-// 2. heads_v8, heads_bf16, int4_v8, int4_bf16: a team of lanes a head, 8 elements of the key and 8 of the value each,
-//    in registers from the load to the codes; a row takes one trip to memory.
+// 2. heads_v8, int4_v8: a team of lanes a head, 8 elements of the key and 8 of the value each, in registers from the
+//    load to the codes; a row takes one trip to memory. heads_bf16, int4_bf16: 16 of each, which halves what finding
+//    the head, the slot and their addresses costs.
 // 3. What the whole team would compute alike, a scale's divisions, even lanes do for the key and odd ones for the
 //    value, and hand the other side its factor; extrema of bfloat16 travel two or four to a shuffle.
 // 4. rht_one, rht_four: 8 or 32 elements a lane, so that of the stages of a row of 128 five need no shuffle.
@@ -49,13 +50,41 @@ struct ByteCodes {
     }
 };
 
-// Where a team of 1 << shift lanes works: its row (a head of a token) and this lane's first element.
+// Where a team of 1 << shift lanes works: its row (a head of a token), this lane's first element, and how far its
+// vectors are apart.
 struct Turn {
     i64 row;
-    int first, lanes;
+    int first, lanes, step;
     VT_MEMBER Turn(int shift)
         : row((i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift)),
-          first(8 * (int)(threadIdx.x & ((1u << shift) - 1))), lanes(1 << shift) {}
+          first(8 * (int)(threadIdx.x & ((1u << shift) - 1))), lanes(1 << shift), step(8 << shift) {}
+};
+
+// A lane's Q vectors of a row. BRAIN: aligned bfloat16.
+template <bool BRAIN, int Q> struct Vectors {
+    Raw<8> raw[Q];
+    int count;  // of those that are inside the row
+
+    VT_MEMBER Vectors(const Heads& from, const Target& to, const Turn& turn, bool there, int kind) {
+        count = 0;
+        const i64 begin = from.at(to.token, to.head) + turn.first;
+#pragma unroll
+        for (int q = 0; q < Q; ++q) {
+            if (!there || turn.first + q * turn.step >= from.width) continue;
+            count = q + 1;
+            raw[q] = fetch_eight(from.x, begin + q * turn.step, kind, BRAIN || from.aligned);
+        }
+    }
+    VT_MEMBER unsigned maximum(int kind) const {
+        unsigned top = 0;
+#pragma unroll
+        for (int q = 0; q < Q; ++q) {
+            if (q >= count) continue;
+            unsigned one = lane_maximum<BRAIN>(raw[q], kind);
+            top = BRAIN ? larger_pair<false>(top, one) : larger(top, one);
+        }
+        return top;
+    }
 };
 
 #define HEADS_PARAMETERS                                                                                          \
@@ -64,40 +93,39 @@ struct Turn {
 #define HEADS_ARGUMENTS                                                                                           \
     rows, THE_DIVISION(heads), THE_HEADS(key), THE_HEADS(value), THE_SIDE(keys), THE_SIDE(values)
 
-template <bool BRAIN>
+template <bool BRAIN, int Q>
 VT_FN void write_heads(i64 rows, const Division& heads, const Heads& key, const Heads& value, const Side& keys,
                        const Side& values, const ByteCodes& codes, int kind, const i64* slots, i64 page_size, i64 room,
                        int shift) {
     const Turn turn(shift);
     Target to(turn.row, rows, heads, slots);
-    bool has_k = turn.row < rows && turn.first < key.width, has_v = turn.row < rows && turn.first < value.width;
-    Raw<8> k, v;
-    if (has_k) k = fetch_eight(key.x, key.at(to.token, to.head) + turn.first, kind, key.aligned);
-    if (has_v) v = fetch_eight(value.x, value.at(to.token, to.head) + turn.first, kind, value.aligned);
+    const Vectors<BRAIN, Q> k(key, to, turn, turn.row < rows, kind), v(value, to, turn, turn.row < rows, kind);
     loads_are_under_way();
     to.find(page_size, room);
-    unsigned top = own_maximum<BRAIN>(k, v, has_k, has_v, kind, turn.lanes);
-    float scale = codes.scale(top), inverse = 1.0f / scale, other = other_in_team(inverse, 1);
+    float scale = codes.scale(own_maximum<BRAIN>(k.maximum(kind), v.maximum(kind), turn.lanes));
+    float inverse = 1.0f / scale, other = other_in_team(inverse, 1);
     if (!to.stored) return;
     bool odd = threadIdx.x & 1;
     if (turn.first < 16) *(odd ? values : keys).scale(to.page, to.offset, to.head) = scale;
-    float x[8];
-    if (has_k) {
-        widen(x, k, kind);
-        put_words(keys.at(to.page, to.offset, to.head) + turn.first, codes.words(x, odd ? other : inverse), keys.unit);
-    }
-    if (has_v) {
-        widen(x, v, kind);
-        put_words(values.at(to.page, to.offset, to.head) + turn.first, codes.words(x, odd ? inverse : other),
-                  values.unit);
-    }
+    auto put = [&](const Vectors<BRAIN, Q>& row, const Side& side, float by) {
+        unsigned char* bytes = side.at(to.page, to.offset, to.head) + turn.first;
+#pragma unroll
+        for (int q = 0; q < Q; ++q) {
+            if (q >= row.count) continue;
+            float x[8];
+            widen(x, row.raw[q], kind);
+            put_words(bytes + q * turn.step, codes.words(x, by), side.unit);
+        }
+    };
+    put(k, keys, odd ? other : inverse);
+    put(v, values, odd ? inverse : other);
 }
 
 extern "C" __global__ void __launch_bounds__(256) heads_bf16(HEADS_PARAMETERS, i64 shift) {
-    write_heads<true>(HEADS_ARGUMENTS, ByteCodes{int8 != 0}, BF16, slots, page_size, room, (int)shift);
+    write_heads<true, 2>(HEADS_ARGUMENTS, ByteCodes{int8 != 0}, BF16, slots, page_size, room, (int)shift);
 }
 extern "C" __global__ void __launch_bounds__(256) heads_v8(HEADS_PARAMETERS, i64 shift) {
-    write_heads<false>(HEADS_ARGUMENTS, ByteCodes{int8 != 0}, (int)kind, slots, page_size, room, (int)shift);
+    write_heads<false, 1>(HEADS_ARGUMENTS, ByteCodes{int8 != 0}, (int)kind, slots, page_size, room, (int)shift);
 }
 
 // One of a head's two rows, and where its codes and scale go.
@@ -188,11 +216,16 @@ VT_FN void widen_range(float& high, float& low, const float (&x)[8]) {
 }
 
 // The range of the key's row for even lanes, of the value's for odd ones.
-template <bool BRAIN>
-VT_FN NibbleCodes own_range(const Raw<8>& k, const Raw<8>& v, bool has_k, bool has_v, int kind, int lanes) {
+template <bool BRAIN, int Q>
+VT_FN NibbleCodes own_range(const Vectors<BRAIN, Q>& k, const Vectors<BRAIN, Q>& v, int kind, int lanes) {
     bool odd = threadIdx.x & 1;
     if (BRAIN) {
-        unsigned a = has_k ? range_of(k.a) : 0xff80ff80u, b = has_v ? range_of(v.a) : 0xff80ff80u;  // -inf
+        unsigned a = 0xff80ff80u, b = 0xff80ff80u;  // -inf
+#pragma unroll
+        for (int q = 0; q < Q; ++q) {
+            if (q < k.count) a = larger_signed_pair(a, range_of(k.raw[q].a));
+            if (q < v.count) b = larger_signed_pair(b, range_of(v.raw[q].a));
+        }
         for (int m = lanes >> 1; m >= 1; m >>= 1) {
             a = larger_signed_pair(a, other_in_team(a, m));
             b = larger_signed_pair(b, other_in_team(b, m));
@@ -201,13 +234,16 @@ VT_FN NibbleCodes own_range(const Raw<8>& k, const Raw<8>& v, bool has_k, bool h
         return NibbleCodes(widen_bf16(own & 0xffffu), -widen_bf16(own >> 16));
     }
     float x[8], high[2] = {-VT_INF, -VT_INF}, low[2] = {VT_INF, VT_INF};
-    if (has_k) {
-        widen(x, k, kind);
-        widen_range(high[0], low[0], x);
-    }
-    if (has_v) {
-        widen(x, v, kind);
-        widen_range(high[1], low[1], x);
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+        if (q < k.count) {
+            widen(x, k.raw[q], kind);
+            widen_range(high[0], low[0], x);
+        }
+        if (q < v.count) {
+            widen(x, v.raw[q], kind);
+            widen_range(high[1], low[1], x);
+        }
     }
     for (int m = lanes >> 1; m >= 1; m >>= 1) {
 #pragma unroll
@@ -219,38 +255,39 @@ VT_FN NibbleCodes own_range(const Raw<8>& k, const Raw<8>& v, bool has_k, bool h
     return NibbleCodes(odd ? high[1] : high[0], odd ? low[1] : low[0]);
 }
 
-template <bool BRAIN>
+template <bool BRAIN, int Q>
 VT_FN void write_int4(i64 rows, const Division& heads, const Heads& key, const Heads& value, const Side& keys,
                       const Side& values, int kind, const i64* slots, i64 page_size, i64 room, int shift) {
     const Turn turn(shift);
     Target to(turn.row, rows, heads, slots);
-    bool has_k = turn.row < rows && turn.first < key.width, has_v = turn.row < rows && turn.first < value.width;
-    Raw<8> k, v;
-    if (has_k) k = fetch_eight(key.x, key.at(to.token, to.head) + turn.first, kind, key.aligned);
-    if (has_v) v = fetch_eight(value.x, value.at(to.token, to.head) + turn.first, kind, value.aligned);
+    const Vectors<BRAIN, Q> k(key, to, turn, turn.row < rows, kind), v(value, to, turn, turn.row < rows, kind);
     loads_are_under_way();
     to.find(page_size, room);
-    const NibbleCodes own = own_range<BRAIN>(k, v, has_k, has_v, kind, turn.lanes);
-    const NibbleCodes other(other_in_team(own.inverse, 1), other_in_team(own.zero, 1), 0);
+    const NibbleCodes own = own_range(k, v, kind, turn.lanes);
+    float other_inverse = other_in_team(own.inverse, 1), other_zero = other_in_team(own.zero, 1);
     if (!to.stored) return;
     bool odd = threadIdx.x & 1;
     if (turn.first < 16) *(odd ? values : keys).scale(to.page, to.offset, to.head) = own.stored();
-    float x[8];
-    if (has_k) {
-        widen(x, k, kind);
-        put_word(keys.at(to.page, to.offset, to.head) + (turn.first >> 1), (odd ? other : own).word(x), keys.unit);
-    }
-    if (has_v) {
-        widen(x, v, kind);
-        put_word(values.at(to.page, to.offset, to.head) + (turn.first >> 1), (odd ? own : other).word(x), values.unit);
-    }
+    auto put = [&](const Vectors<BRAIN, Q>& row, const Side& side, bool mine) {
+        const NibbleCodes codes(mine ? own.inverse : other_inverse, mine ? own.zero : other_zero, 0);
+        unsigned char* bytes = side.at(to.page, to.offset, to.head) + (turn.first >> 1);
+#pragma unroll
+        for (int q = 0; q < Q; ++q) {
+            if (q >= row.count) continue;
+            float x[8];
+            widen(x, row.raw[q], kind);
+            put_word(bytes + q * (turn.step >> 1), codes.word(x), side.unit);
+        }
+    };
+    put(k, keys, !odd);
+    put(v, values, odd);
 }
 
 extern "C" __global__ void __launch_bounds__(256) int4_bf16(HEADS_PARAMETERS, i64 shift) {
-    write_int4<true>(HEADS_ARGUMENTS, BF16, slots, page_size, room, (int)shift);
+    write_int4<true, 2>(HEADS_ARGUMENTS, BF16, slots, page_size, room, (int)shift);
 }
 extern "C" __global__ void __launch_bounds__(256) int4_v8(HEADS_PARAMETERS, i64 shift) {
-    write_int4<false>(HEADS_ARGUMENTS, (int)kind, slots, page_size, room, (int)shift);
+    write_int4<false, 1>(HEADS_ARGUMENTS, (int)kind, slots, page_size, room, (int)shift);
 }
 
 extern "C" __global__ void __launch_bounds__(256) int4_any(HEADS_PARAMETERS) {
@@ -396,9 +433,9 @@ VT_FN void rotate(i64 rows, i64 width, const void* x, i64 stride, bool aligned, 
 }
 
 #define ROTATE(NAME, Q)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(256) NAME(i64 rows, i64 width, const void* x, i64 stride,        \
-                                                           i64 aligned, i64 kind, i64 inverse, void* out,         \
-                                                           i64 shift) {                                           \
+    extern "C" __global__ void __launch_bounds__(256, 4) NAME(i64 rows, i64 width, const void* x, i64 stride,     \
+                                                              i64 aligned, i64 kind, i64 inverse, void* out,      \
+                                                              i64 shift) {                                        \
         rotate<Q>(rows, width, x, stride, aligned != 0, (int)kind, inverse != 0, out, (int)shift);                \
     }
 ROTATE(rht_one, 1)

@@ -43,8 +43,14 @@ VT_FN void latent_entry(i64 tokens, const void* latent, i64 latent_stride, const
         pair = take_pair(rotated, token * rotated_stride + lane * 2, aligned);
     }
     loads_are_under_way();
-    unsigned top = kind == BF16 ? own_maximum<true>(raw[0], raw[1], inside, inside, kind, 16)
-                                : own_maximum<false>(raw[0], raw[1], inside, inside, kind, 16);
+    unsigned first = 0, second = 0, top;
+    if (kind == BF16) {
+        if (inside) first = lane_maximum<true>(raw[0], BF16), second = lane_maximum<true>(raw[1], BF16);
+        top = own_maximum<true>(first, second, 16);
+    } else {
+        if (inside) first = lane_maximum<false>(raw[0], kind), second = lane_maximum<false>(raw[1], kind);
+        top = own_maximum<false>(first, second, 16);
+    }
     const Divisor own(latent_scale(top), top, false);
     float inverse = own.middling ? own.inverse : 0.0f, other_scale = __shfl_xor_sync(FULL_WARP, own.scale, 1);
     float other_inverse = __shfl_xor_sync(FULL_WARP, inverse, 1);

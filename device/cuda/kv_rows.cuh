@@ -118,26 +118,22 @@ struct Target {
     }
 };
 
-// A lane's two vectors, of a key and of a value: their largest |x| over a team of `lanes`, at least two. An even lane
-// gets the key's, an odd one the value's.
-template <bool BRAIN>
-VT_FN unsigned own_maximum(const Raw<8>& k, const Raw<8>& v, bool has_k, bool has_v, int kind, int lanes) {
+// A vector's largest |x|; of bfloat16 the largest of even and of odd elements, in the halves of a word.
+template <bool BRAIN> VT_FN unsigned lane_maximum(const Raw<8>& raw, int kind) {
+    if (BRAIN) return largest_pair<false>(raw.a);
+    float x[8];
+    widen(x, raw, kind);
+    return largest_of(x, false);
+}
+
+// Of lanes' maxima for a key and a value: the largest over a team of `lanes`, at least two; an even lane gets the key's,
+// an odd one the value's.
+template <bool BRAIN> VT_FN unsigned own_maximum(unsigned a, unsigned b, int lanes) {
     bool odd = threadIdx.x & 1;
     if (BRAIN) {
-        unsigned a = has_k ? largest_pair<false>(k.a) : 0u, b = has_v ? largest_pair<false>(v.a) : 0u;
         unsigned top = larger_pair<false>((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
         for (int m = lanes >> 1; m >= 1; m >>= 1) top = larger_pair<false>(top, __shfl_xor_sync(FULL_WARP, top, m));
         return odd ? top & 0xffff0000u : top << 16;
-    }
-    float x[8];
-    unsigned a = 0, b = 0;
-    if (has_k) {
-        widen(x, k, kind);
-        a = largest_of(x, false);
-    }
-    if (has_v) {
-        widen(x, v, kind);
-        b = largest_of(x, false);
     }
     a = largest_of_lanes(a, lanes);
     b = largest_of_lanes(b, lanes);
