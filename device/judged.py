@@ -13,14 +13,23 @@ from vtlab.ops.table import lookup
 NORMS = ("nmse", "rel_l2")
 _judged: dict[str, Callable[[Mapping], bool]] = {}
 _coarse: set[str] = set()
+_steps: dict[str, Callable[[Mapping], int]] = {}
 
 
-def judged_by_norm(op: str, when: Callable[[Mapping], bool] = lambda arguments: True, *, coarse: bool = False) -> None:
+def judged_by_norm(
+    op: str,
+    when: Callable[[Mapping], bool] = lambda arguments: True,
+    *,
+    coarse: bool = False,
+    steps: Callable[[Mapping], int] = lambda arguments: 0,
+) -> None:
     """Declare, beside its launcher: calls of `op` run on tensor cores if `when(all arguments, defaults included)`.
 
-    coarse : the tensor cores' sums have fewer bits than float32, though more than the result's dtype.
+    coarse : the tensor cores' sums have fewer bits than float32, though more than the result's dtype. steps : how many
+    products of tensor cores a sum goes through one after the other, where that is more than in the mirror's order:
+    each cuts it at 2^-23.
     """
-    _judged[op] = when
+    _judged[op], _steps[op] = when, steps
     if coarse:
         _coarse.add(op)
 
@@ -33,6 +42,11 @@ def by_norm(op: str) -> bool:
 def is_coarse(op: str) -> bool:
     """Whether the op's sums on tensor cores have fewer bits than float32."""
     return op in _coarse
+
+
+def cut_of(op: str, arguments: Mapping) -> float:
+    """How far tensor cores may leave a sum of the call from its own, relative to its largest part."""
+    return max(2.0**-24, _steps[op](arguments) * 2.0**-23)
 
 
 def parity_of(op: str, arguments: Mapping) -> Parity:

@@ -48,6 +48,8 @@ _CORES = (
 )  # fmt: skip
 """By pairs an expert, from which on a form serves, as in the .cu file: a higher tile reads less, a lower one wastes
 less."""
+_STEP = 16
+"""Elements of K that tensor cores take at a time."""
 _FIXED = 2048
 """Bytes of shared memory that a block may need beside its ring or its counts."""
 _SPARSE = 4
@@ -67,7 +69,7 @@ def _judged(arguments: Mapping) -> bool:
     return on_tensor_cores(x, arguments["weight"], np.dtype(arguments["out_dtype"] or x.dtype))
 
 
-judged_by_norm(_OP, _judged)
+judged_by_norm(_OP, _judged, steps=lambda arguments: -(-arguments["x"].shape[-1] // _STEP))
 
 
 def _form(x, weight, dtype, pairs: int) -> _Form:

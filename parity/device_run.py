@@ -13,7 +13,7 @@ import numpy as np
 
 from vtlab import ops
 from vtlab.device import runtime
-from vtlab.device.judged import is_coarse, parity_of
+from vtlab.device.judged import cut_of, is_coarse, parity_of
 from vtlab.device.launch import PROVIDER
 from vtlab.ops import checking, providers
 from vtlab.ops.contract import Parity
@@ -179,7 +179,7 @@ def check_by_norm(device, case: DeviceCase, host: dict, parity: Parity) -> float
         *((f"{case}, result {i}", *each) for i, each in enumerate(zip(got, mirror, truth, strict=True))),
         *((f"{case}, updated {name}", updated[name], left[name], kept[name]) for name in left),
     ]:
-        errors.append(_judge(one, near, true, parity, what, is_coarse(op), max(ulps, default=0.0)))
+        errors.append(_judge(one, near, true, parity, what, is_coarse(op), max(ulps, default=0.0), cut_of(op, host)))
     for name, after in left.items():
         bits = f"u{after.dtype.itemsize}"
         still = np.all(after.view(bits) == np.ascontiguousarray(host[name]).view(bits), axis=-1)
@@ -203,11 +203,12 @@ def _judge(
     what: str,
     coarse: bool = False,
     ulp: float = 0.0,
+    cut: float = 2.0**-24,
 ) -> float:
     """The error of `got`, which obeys the bound and is at most twice the mirror's; integers must be the truth's.
 
     ulp : the largest of the op's results, whose roundings a state has gone through.
-    A mirror may happen to be exact: sums that are off by 2^-24 round to a neighbour, an ulp off, once in ulp / 2^-24,
+    A mirror may happen to be exact: sums that are off by `cut` round to a neighbour, an ulp off, once in ulp / cut,
     and four elements that do so are chance. The bound alone judges sums that are `coarse`: the mirror's have more bits.
     """
     if truth.dtype.kind in "iub":
@@ -218,7 +219,7 @@ def _judge(
     finite = np.isfinite(truth.astype(np.float64))
     found, plain = (nmse(a[finite], truth[finite]) ** 0.5 for a in (got, mirror))
     ulp = max(ulp, float(ml_dtypes.finfo(truth.dtype).eps))
-    if not coarse and found > max(2 * plain, (2.0**-24 * ulp) ** 0.5, ulp * (4 / max(truth.size, 1)) ** 0.5):
+    if not coarse and found > max(2 * plain, (cut * ulp) ** 0.5, ulp * (4 / max(truth.size, 1)) ** 0.5):
         raise ParityError(f"{what}: rel_l2 {found:.3g} from the truth, the mirror {plain:.3g}: more than twice as far")
     return found if parity.kind == "rel_l2" else found**2
 
