@@ -89,3 +89,36 @@ def test_block_product(benchmark, side, M):
         return (left @ (values(b) * sb.repeat_interleave(128, 0).repeat_interleave(128, 1)).T).bfloat16()
 
     compare(benchmark, side, f"scaled_mm_block {M}x{WIDTH}x{WIDTH}", oracle.scaled_mm_block, peer, a, b, sa, sb)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_stretches_of_k(benchmark, side):
+    """Gradients of four experts' weights, 128 tokens each."""
+    rng = np.random.Generator(np.random.PCG64(3))
+    a, b = (rng.integers(0, 0x7F, (512, 1024), np.uint8) for _ in range(2))
+    sa, sb = (rng.uniform(0.01, 0.05, (4, 1024)).astype(np.float32) for _ in range(2))
+
+    def peer(a, sa, b, sb, ks):
+        left, right = (
+            (values(x) * s.double().repeat_interleave(128, 0)).view(4, 128, -1) for x, s in ((a, sa), (b, sb))
+        )
+        return (left.transpose(1, 2) @ right).float()
+
+    compare(benchmark, side, "k_grouped_fp8_gemm_tn 4x128 1024x1024", oracle.k_grouped_fp8_gemm_tn, peer, a, sa, b, sb,
+            np.full(4, 128, np.int32))  # fmt: skip
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_heads(benchmark, side):
+    """An output projection by groups of heads: 16 tokens, 4 groups of 1024 x 1024."""
+    rng = np.random.Generator(np.random.PCG64(4))
+    a, b = rng.integers(0, 0x7F, (16, 4, 1024), np.uint8), rng.integers(0, 0x7F, (4, 1024, 1024), np.uint8)
+    sa, sb = (rng.uniform(0.01, 0.05, shape).astype(np.float32) for shape in ((16, 4, 8), (4, 8, 8)))
+
+    def peer(a, sa, b, sb):
+        import torch
+
+        weights = values(b) * sb.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
+        return torch.einsum("bhr,hdr->bhd", values(a) * sa.double().repeat_interleave(128, 2), weights).bfloat16()
+
+    compare(benchmark, side, "fp8_einsum 16x4 1024x1024", oracle.fp8_einsum, peer, a, sa, b, sb)

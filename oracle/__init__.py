@@ -40,6 +40,7 @@ from .fp8_casts import (
     requant_weight_ue8m0,
     transform_sf_layout,
 )
+from .fp8_groups import fp8_einsum, k_grouped_fp8_gemm_tn
 from .fp8_matmul import cutlass_scaled_mm, cutlass_scaled_mm_azp, matmul_fp8_cublaslt, matmul_fp8_cutlass
 from .fp8_weights import requantize_with_max_scale, scaled_fp8_quant_static_group
 from .gates import gdn_g_beta, gdn_post_conv, shared_expert_gate, sigmoid_gate_bf16
@@ -93,7 +94,9 @@ from .marlin_fp4 import (
 from .marlin_matmul import marlin_act_int8_process_scales, marlin_gemm, marlin_int4_fp8_preprocess
 from .matmul import batched_matmul, matmul, matmul_bt
 from .moe import moe_grouped_gemm
+from .moe_marlin import moe_wna16_marlin_gemm
 from .moe_routing import moe_router_topk, moe_sum
+from .moe_wna16 import moe_wna16_gemm
 from .mxfp4 import (
     fused_quantize_mx,
     fused_quantize_nv,
@@ -203,6 +206,7 @@ __all__ = [
     "embedding_quant",
     "ep_gather",
     "ep_scatter",
+    "fp8_einsum",
     "fp8_gemm_nt",
     "fused_qk_norm_rope",
     "fused_quantize_mx",
@@ -238,6 +242,7 @@ __all__ = [
     "hadacore_transform",
     "hadamard",
     "indexer_k_quant_and_cache",
+    "k_grouped_fp8_gemm_tn",
     "kda_chunk_o",
     "kda_chunk_prefill",
     "kda_decay_gate",
@@ -279,6 +284,8 @@ __all__ = [
     "moe_router_topk",
     "moe_silu_mul",
     "moe_sum",
+    "moe_wna16_gemm",
+    "moe_wna16_marlin_gemm",
     "mul_col_vec_f32",
     "mul_scalar",
     "mxfp4_marlin_process_scales",

@@ -107,24 +107,23 @@ def marlin_int4_fp8_preprocess(nx, qweight, qzeros=None):
     return lowbit.pack(np.where(q >= zero, q - zero, 15 - q), 4, 1)
 
 
-def _shapes_fit(arguments, axes):
+def shapes_fit(arguments, axes):
     """K and N are (128, 64) or (64, 128) tiles; b_q_weight and b_zeros hold as many codes; zero points with uint4"""
     kind = QUANT_TYPES[arguments["quant_type"]]
     k, n, bits = axes["K"], axes["N"], kind.bits
     if not (n % 64 == 0 and k % 128 == 0) and not (n % 128 == 0 and k % 64 == 0):
         raise refuse("a" if n % 64 == 0 else "b_scales", f"K = {k}, N = {n}", "multiples of 128 and 64, or 64 and 128")
     want = (k // 16, n * bits // 2)
-    if tuple(arguments["b_q_weight"].shape) != want:
-        raise refuse(
-            "b_q_weight", f"shape {tuple(arguments['b_q_weight'].shape)}", f"{want} for {arguments['quant_type']}"
-        )
+    words = tuple(arguments["b_q_weight"].shape)[-2:]
+    if words != want:
+        raise refuse("b_q_weight", f"shape {words}", f"{want} for {arguments['quant_type']}")
     zeros = arguments["b_zeros"]
     if (zeros is None) != bool(kind.bias):
         raise refuse(
             "b_zeros", "None" if zeros is None else "zero points", "zero points for a type without a bias alone"
         )
-    if zeros is not None and tuple(zeros.shape) != (axes["G"], n * bits // 32):
-        raise refuse("b_zeros", f"shape {tuple(zeros.shape)}", f"{(axes['G'], n * bits // 32)}")
+    if zeros is not None and tuple(zeros.shape)[-2:] != (axes["G"], n * bits // 32):
+        raise refuse("b_zeros", f"shape {tuple(zeros.shape)[-2:]}", f"{(axes['G'], n * bits // 32)}")
 
 
 def _weights(nx, b_q_weight, b_scales, b_zeros, kind):
@@ -139,14 +138,15 @@ def _weights(nx, b_q_weight, b_scales, b_zeros, kind):
     return dequantised(nx, q, zero, scales), scales
 
 
-def _sizes(arguments, results):
-    """sum |a| |w| |scale|, with the roundings to T between the sum and the last store among the float32 steps."""
+def sum_sizes(arguments, results, more=0):
+    """sum |a| |w| |scale|, with the roundings to T between the sum and the last store, and `more`, among the float32
+    steps."""
     kind, a = QUANT_TYPES[arguments["quant_type"]], arguments["a"]
     weights, scales = _weights(TRUTH, *(arguments[name] for name in ("b_q_weight", "b_scales", "b_zeros")), kind)
     if arguments["perm"] is not None:
         a = a[:, arguments["perm"]]
     sizes = magnitudes(a, weights) * (np.abs(TRUTH.load(scales)) if len(scales) == 1 else 1)
-    between = (len(scales) == 1 and kind.bits == 4) + (arguments["b_bias"] is not None)
+    between = more + (len(scales) == 1 and kind.bits == 4) + (arguments["b_bias"] is not None)
     return sizes * ((a.shape[1] + 511) // 512 * 16 + 33 + between * 2.0**24 * float(ml_dtypes.finfo(a.dtype).eps))
 
 
@@ -169,7 +169,7 @@ def _sizes(arguments, results):
     ),
     order=str(ORDER),
     parity=ROUNDED_THRICE,
-    mirror=Bound("1", scale=_sizes, ulps=2, why=WHY + "; a rounding to T between them may take the neighbour"),
+    mirror=Bound("1", scale=sum_sizes, ulps=2, why=WHY + "; a rounding to T between them may take the neighbour"),
     nan=FINITE_SCALES,
     layout="weights as gptq_marlin_repack gives them, scales, zero points and bias permuted; perm as that op's",
     upstream="vllm/_custom_ops.py: marlin_gemm, use_fp32_reduce",
@@ -181,7 +181,7 @@ def _sizes(arguments, results):
         {"M": 1, "K": 128, "N": 64, "G": 1, "bits": 8, "a": "bfloat16", "quant_type": "uint8b128"},
     ),
     requires=(
-        _shapes_fit,
+        shapes_fit,
         groups_divide("b_scales", lambda call: call["a"].shape[1]),
         finite("b_scales"),
         permutation("perm", lambda call: call["a"].shape[1]),

@@ -12,18 +12,18 @@ from .lowbit import STORED_TWICE
 from .matmul import ORDER
 
 
-def _draw_experts(rng, axes):
+def draw_experts(rng, axes):
     """Any expert, and none for the first choice of the last token."""
     ids = rng.integers(0, max(axes["E"], 1), (axes["T"], axes["k"]))
     ids[-1:, :1] = -1
     return ids
 
 
-def _rows_and_experts(arguments, axes):
-    """a row of x for each token or for each of its choices; experts from -1 (none) to E - 1"""
+def rows_and_experts(arguments, axes):
+    """a row for each token or for each of its choices; experts from -1 (none) to E - 1"""
     rows, tokens, choices = axes["R"], axes["T"], axes["k"]
     if rows not in (tokens, tokens * choices):
-        raise refuse("x", f"{rows} rows", f"{tokens} or {tokens * choices}")
+        raise refuse(next(iter(arguments)), f"{rows} rows", f"{tokens} or {tokens * choices}")
     ids = arguments["ids"]
     if isinstance(ids, np.ndarray) and ids.size and (int(ids.min()) < -1 or int(ids.max()) >= axes["E"]):
         raise refuse("ids", f"experts from {int(ids.min())} to {int(ids.max())}", f"-1 to {axes['E'] - 1}")
@@ -32,12 +32,13 @@ def _rows_and_experts(arguments, axes):
 def _magnitudes(arguments, results):
     """|w| sum_k |x_k| |W_k|."""
     sizes = {name: np.abs(arguments[name].astype(np.float64)) for name in ("x", "weight")}
-    ids, scale, source = arguments["ids"].reshape(-1), arguments["weights"], _source(arguments["x"], arguments["ids"])
+    ids, scale = arguments["ids"].reshape(-1), arguments["weights"]
+    source = source_rows(arguments["x"], arguments["ids"])
     out = np.einsum("pk,pnk->pn", sizes["x"][source], sizes["weight"][np.maximum(ids, 0)])
     return out * (1 if scale is None else np.abs(scale.astype(np.float64)).reshape(-1, 1))
 
 
-def _source(x, ids) -> np.ndarray:
+def source_rows(x, ids) -> np.ndarray:
     """The row of x that each choice takes."""
     return np.arange(ids.size) // (1 if len(x) == ids.size else ids.shape[1])
 
@@ -47,7 +48,7 @@ def _source(x, ids) -> np.ndarray:
     args={
         "x": Tensor("R K"),
         "weight": Tensor("E N K"),
-        "ids": Tensor("T k", ("int32",), values=_draw_experts),
+        "ids": Tensor("T k", ("int32",), values=draw_experts),
         "weights": Tensor("T k", ("float32",), optional=True),
         "out_dtype": Choice(FLOATS, optional=True),
     },
@@ -68,7 +69,7 @@ def _source(x, ids) -> np.ndarray:
         {"R": 2, "T": 2, "k": 3, "E": 2, "N": 4, "K": 8, "x": "bfloat16", "weight": "bfloat16",
          "out_dtype": "float32"},
     ),
-    requires=(_rows_and_experts,),
+    requires=(rows_and_experts,),
 )  # fmt: skip
 def moe_grouped_gemm(nx, x, weight, ids, weights=None, *, out_dtype=None):
     """out[t k + r] = weights[t, r] * x[t] W_e^T, e = ids[t, r]: every row with the matrix of its expert.
@@ -80,7 +81,7 @@ def moe_grouped_gemm(nx, x, weight, ids, weights=None, *, out_dtype=None):
     Errors: ContractError for an expert that there is not, another number of rows.
     Source: vLLM's fused_moe_kernel, which is this twice, with an activation between; the weights are in the second.
     """
-    flat, source = ids.reshape(-1), _source(x, ids)
+    flat, source = ids.reshape(-1), source_rows(x, ids)
     out = np.zeros((flat.size, weight.shape[1]), out_dtype or x.dtype)
     for expert in np.unique(flat[flat >= 0]):
         rows = np.flatnonzero(flat == expert)

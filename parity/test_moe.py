@@ -181,7 +181,7 @@ mutations("moe_grouped_gemm", {
     "the next expert": ("weight[expert]", "weight[(expert + 1) % len(weight)]"),
     "round before the weight": ("total = nx.mul(total,", "total = nx.mul(nx.load(nx.store(total, out.dtype)),"),
     "forget the weight": ("if weights is not None:", "if False:"),
-    "choices share a row": ("1 if len(x) == ids.size else ids.shape[1]", "ids.shape[1]", "_source"),
+    "choices share a row": ("1 if len(x) == ids.size else ids.shape[1]", "ids.shape[1]", "source_rows"),
     "keep x's dtype": ("out_dtype or x.dtype", "x.dtype"),
     "an expert for those without": ("np.unique(flat[flat >= 0])", "np.unique(flat)"),
 })  # fmt: skip
