@@ -266,6 +266,26 @@ def test_in_a_capture_what_lies_is_left_out(device, module, op, made, lie, inste
         assert_bytes(device.fetch(sent[name]), want[name], name)
 
 
+@pytest.mark.parametrize("gap", [0, 1, 8])
+@pytest.mark.parametrize("op", [
+    "reshape_and_cache_fp8", "reshape_and_cache_per_token_head", "reshape_and_cache_int4", "reshape_and_cache_nvfp4",
+])  # fmt: skip
+def test_heads_that_lie_apart(device, op, gap):
+    """A key, `gap` elements and a value, head after head: heads are not packed on either side."""
+    wide, given = draw((T, H, 128 + gap), "bfloat16", 3), _rows(op)
+    names = [name for name in given if "scale_cache" in name]
+    given |= {name: bytes_like((3, 4, H, 8 * given[name].shape[3]), 5) for name in ("key_cache", "value_cache")}
+    if op == "reshape_and_cache_nvfp4":
+        given |= {name: bytes_like((3, 4, H, 36), 5) for name in ("key_cache", "value_cache")}
+    given |= {name: np.ones((3, 4, H), F32) for name in names} | {"slot_mapping": slots(T, 12, 3)}
+    sent = {name: device.send(value) for name, value in given.items()}
+    both = lambda array: {"key": array[..., :64], "value": array[..., 64 + gap :]}
+    device.call(op, sent | both(device.send(wide)))
+    getattr(oracle, op)(**(given | both(wide)))
+    for name in getattr(oracle, op).contract.mutates:
+        assert_bytes(device.fetch(sent[name]), given[name], name)
+
+
 @pytest.mark.parametrize("op, module, width", [
     ("reshape_and_cache_fp8", kv_quant, 8), ("reshape_and_cache_per_token_head", kv_quant_heads, 8),
     ("reshape_and_cache_int4", kv_quant_heads, 4), ("reshape_and_cache_nvfp4", kv_quant_fp4, 36),

@@ -63,7 +63,7 @@ VT_FN void group_codes(i64 bands, i64 width, i64 chunks, i64 rows, const void* x
         i64 bands, i64 width, i64 chunks, i64 rows, const void* x, i64 stride, i64 kind, const float* scale,      \
         i64 rows_each, i64 columns_each, i64 across, unsigned char* out, i64 nan) {                               \
         group_codes<V>(bands, width, chunks, rows, x, stride, (int)kind,                                          \
-                       Groups{scale, (unsigned)rows_each, (unsigned)columns_each, across}, out, (unsigned)nan);                       \
+                       Groups{scale, (unsigned)rows_each, (unsigned)columns_each, across}, out, (unsigned)nan);  \
     }
 GROUP_CODES(8)
 GROUP_CODES(1)

@@ -146,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(256) heads_any(HEADS_PARAMETERS) {
     int lane = threadIdx.x & 31;
     Target to(row, rows, THE_DIVISION(heads), slots);
     to.find(page_size, room);
-    const Half half = number & 1 ? Half(to, THE_HEADS(value), THE_SIDE(values)) : Half(to, THE_HEADS(key), THE_SIDE(keys));
+    const Half half =
+        number & 1 ? Half(to, THE_HEADS(value), THE_SIDE(values)) : Half(to, THE_HEADS(key), THE_SIDE(keys));
     const ByteCodes codes{int8 != 0};
     unsigned top = 0;
     float x[1];
@@ -295,7 +296,8 @@ extern "C" __global__ void __launch_bounds__(256) int4_any(HEADS_PARAMETERS) {
     int lane = threadIdx.x & 31;
     Target to(row, rows, THE_DIVISION(heads), slots);
     to.find(page_size, room);
-    const Half half = number & 1 ? Half(to, THE_HEADS(value), THE_SIDE(values)) : Half(to, THE_HEADS(key), THE_SIDE(keys));
+    const Half half =
+        number & 1 ? Half(to, THE_HEADS(value), THE_SIDE(values)) : Half(to, THE_HEADS(key), THE_SIDE(keys));
     float high = -VT_INF, low = VT_INF, a[1], b[1];
     for (int at = lane; to.stored && at < half.width; at += 32) {
         load(a, half.x, half.begin + at, (int)kind);

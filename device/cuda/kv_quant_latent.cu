@@ -65,7 +65,8 @@ VT_FN void latent_entry(i64 tokens, const void* latent, i64 latent_stride, const
         Divisor(mine ? own.scale : other_scale, mine ? inverse : other_inverse).divide(q, x);
         put_words(entry + c * 256 + lane * 8, e4m3_words(q), unit);
     }
-    if ((lane & 15) < 2) put_word(entry + LATENT + 4 * (2 * (lane & 1) + (lane >> 4)), (unsigned)vt_bits(own.scale), unit);
+    if ((lane & 15) < 2)
+        put_word(entry + LATENT + 4 * (2 * (lane & 1) + (lane >> 4)), (unsigned)vt_bits(own.scale), unit);
     put_word(entry + LATENT + 4 * TILES + 4 * lane, pair, unit);
 }
 

@@ -126,8 +126,8 @@ template <bool BRAIN> VT_FN unsigned lane_maximum(const Raw<8>& raw, int kind) {
     return largest_of(x, false);
 }
 
-// Of lanes' maxima for a key and a value: the largest over a team of `lanes`, at least two; an even lane gets the key's,
-// an odd one the value's.
+// Of lanes' maxima for a key and a value: the largest over a team of `lanes`, at least two. An even lane gets that of
+// the key, an odd one that of the value.
 template <bool BRAIN> VT_FN unsigned own_maximum(unsigned a, unsigned b, int lanes) {
     bool odd = threadIdx.x & 1;
     if (BRAIN) {
