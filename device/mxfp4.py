@@ -22,8 +22,8 @@ _FAMILY = "mxfp4"
 _BLOCK, _NV_BLOCK, _DEPTH = 32, 16, 4
 _ROTATED = 4096
 """Elements of x that a block of 128 threads rotates."""
-_HELD, _MOST_THREADS = 32, 512
-"""Elements of a transform's row that a thread holds, and threads of a block."""
+_HELD, _THREADS, _MOST_THREADS = 32, 128, 512
+"""Elements of a transform's row that a thread holds, threads of a block of several rows, and of a long one."""
 
 
 def _at(array, step: int) -> bool:
@@ -71,7 +71,7 @@ def hadacore_transform(x, *, out=None):
         start(op, _FAMILY, "transform_few", -(-rows // TEAM), (TEAM, 1), [rows, width, x, kind(x), target, factor])
         return target
     teams = width // _HELD
-    threads, together = min(teams, _MOST_THREADS), max(1, TEAM // teams)
+    threads, together = min(teams, _MOST_THREADS), max(1, _THREADS // teams)
     args = [rows, width.bit_length() - 1, threads, settled(x), kind(x), target, factor]
     shared = 0 if width == _HELD else 4 * 33 * teams * together
     kernel = "transform_32" if kind(x) == KINDS["float32"] else "transform_16"

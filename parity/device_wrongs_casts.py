@@ -20,11 +20,10 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
                                   "unsigned found = byte;"),
         "signs of rows alone": ("(low ^ (row & 1u)) << 15", "low << 15"),
         "no wait between rounds": ("        if (!last) __syncthreads();\n", ""),
-        "a chain of all products": ("            total[m][0] += first, total[m][1] += second;",
-                                    "            total[m][0] = first, total[m][1] = second;"),
+        "the last chain alone": ("total[m][c] += sum[c]", "total[m][c] = sum[c]"),
         "the deviation of a negative variance": ("variance < 0.0f ? 1.0f : sqrtf(variance)", "sqrtf(vt_abs(variance))"),
         "one third of the codes": ("method == ABS_MAX ? y[8 * i + j] * 3.0f : y[8 * i + j]", "y[8 * i + j]"),
-        "half a block's scale for both": ("nv_of_sums(w + 2, y + 16, global[0])", "nv_of_sums(w + 2, y, global[0])"),
+        "half a block's scale for both": ("vt_abs(y[FIRST + j])", "vt_abs(y[j])"),
     },
     "deep_gemm_moe": {
         "segments without gaps": ("+ alignment - 1) / alignment * alignment : 0, sum", ") : 0, sum"),

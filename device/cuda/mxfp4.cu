@@ -10,8 +10,8 @@
 // 2. transform: 32 elements a thread, so that five levels need no other thread, and up to three rounds of those, with
 //    shared memory between them.
 // That of the rotation:
-// 1. A thread owns 16 x 2 sums; the matrix's part of a chain is in its registers, rows come from shared memory as
-//    broadcasts of four. The sums' order is the mirror's, so that tensor cores, which have one of their own, are no help,
+// 1. A thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory four
+//    elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one of their own, are no help,
 //    and the products, not the bytes, take the time.
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
@@ -239,19 +239,21 @@ TRANSFORM(transform_32, (int)kind == F32)
 
 #define ROTATED 4096  // sums of 128 threads, device/mxfp4.py
 #define CHAIN 16      // products of a chain of the mirror's order
-#define PITCH 33      // between blocks of 32 sums in shared memory: lanes that read one each are in different banks
+#define PITCH 36      // between blocks of 32 sums in shared memory: eight lanes that read four each are in different banks
 
 enum { QUEST = 0, ABS_MAX = 1 };  // device/mxfp4.py: METHODS
 
 // A block's sums as MXFP4: the byte of its scale, and codes in w.
-VT_FN unsigned mx_of_sums(unsigned (&w)[4], const float* y, int method) {
+VT_FN unsigned mx_of_sums(unsigned (&w)[4], const float (&y)[BLOCK], int method) {
     float statistic;
     if (method == ABS_MAX) {
         unsigned top = 0;
+#pragma unroll
         for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[j]) & 0x7fffffffu);
         statistic = vt_float((int)top) + TINY;
     } else {
         float sum = 0.0f, squares = 0.0f;
+#pragma unroll
         for (int j = 0; j < BLOCK; ++j) {
             sum += y[j];
             squares += y[j] * y[j];
@@ -271,28 +273,31 @@ VT_FN unsigned mx_of_sums(unsigned (&w)[4], const float* y, int method) {
     return byte;
 }
 
-// 16 sums as NVFP4: the code of their scale, and theirs in two words.
-VT_FN unsigned nv_of_sums(unsigned* w, const float* y, float global) {
+// The sums from FIRST on as NVFP4: the code of the scale of 16, and theirs in two words.
+template <int FIRST> VT_FN unsigned nv_of_sums(unsigned (&w)[4], const float (&y)[BLOCK], float global) {
     float size = 0.0f, back = global == 0.0f ? 0.0f : 1.0f / global, v[8];
 #pragma unroll
-    for (int j = 0; j < 16; ++j) size = fmaxf(size, vt_abs(y[j]));
+    for (int j = 0; j < 16; ++j) size = fmaxf(size, vt_abs(y[FIRST + j]));
     unsigned code = e4m3_code(global * (size * vt_float(0x3e2aaaab)));
     float step = e4m3_value(code) * back, factor = step == 0.0f ? 0.0f : 1.0f / step;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = y[8 * i + j];
-        w[i] = mx_word(v, factor, false);
+        for (int j = 0; j < 8; ++j) v[j] = y[FIRST + 8 * i + j];
+        w[FIRST / 8 + i] = mx_word(v, factor, false);
     }
     return code;
 }
 
-// ROTATED elements of x, contiguous, as vectors of R: each times h. Thread (p, g) has columns 2 p and 2 p + 1 of vectors
+VT_FN void four_of(float (&v)[4], const uint4& bits) {
+    v[0] = vt_float((int)bits.x), v[1] = vt_float((int)bits.y), v[2] = vt_float((int)bits.z), v[3] = vt_float((int)bits.w);
+}
+
+// ROTATED elements of x, contiguous, as vectors of R: each times h. Thread (q, g) has columns 4 q ... 4 q + 3 of vectors
 // g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in different banks.
-template <int R, class F> VT_FN void rotate(i64 count, const unsigned short* x, const unsigned* h, i64 aligned, F&& quantise) {
-    constexpr int PAIRS = R / 2, GROUPS = 128 / PAIRS, STEP = R + 4, VECTORS = ROTATED / R;
+template <int R, class F> VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, F&& quantise) {
+    constexpr int QUADS = R / 4, GROUPS = 128 / QUADS, STEP = R + 4, VECTORS = ROTATED / R, OWN = VECTORS / GROUPS;
     __shared__ uint4 words[(VECTORS * STEP > 128 * PITCH ? VECTORS * STEP : 128 * PITCH) / 4];
-    float* memory = (float*)words;
     i64 base = (i64)blockIdx.x * ROTATED;
     int left = count - base < ROTATED ? (int)(count - base) : ROTATED, thread = (int)threadIdx.x;
     for (int n = thread; n < ROTATED / 8; n += 128) {
@@ -303,48 +308,55 @@ template <int R, class F> VT_FN void rotate(i64 count, const unsigned short* x, 
 #pragma unroll
                 for (int j = 0; j < 8; ++j) v[j] = widen_bf16(x[base + n * 8 + j]);
         }
-        put(memory, n * 8 / R * STEP + n * 8 % R, narrow(v, F32), F32);
+        put(words, n * 8 / R * STEP + n * 8 % R, narrow(v, F32), F32);
     }
     __syncthreads();
-    int pair = thread % PAIRS, group = thread / PAIRS;
-    float total[16][2];
-#pragma unroll
-    for (int m = 0; m < 16; ++m) total[m][0] = total[m][1] = 0.0f;
+    int quad = thread % QUADS, group = thread / QUADS;
+    float total[OWN][4] = {};
 #pragma unroll 1
     for (int chain = 0; chain < R / CHAIN; ++chain) {
-        float a[CHAIN], b[CHAIN];
+        float by[CHAIN][4];
 #pragma unroll
         for (int k = 0; k < CHAIN; ++k) {
-            unsigned two = h[(chain * CHAIN + k) * PAIRS + pair];
-            a[k] = widen_bf16(two & 0xffffu);
-            b[k] = widen_bf16(two >> 16);
+            const uint2 four = h[(chain * CHAIN + k) * QUADS + quad];
+            by[k][0] = widen_bf16(four.x & 0xffffu), by[k][1] = widen_bf16(four.x >> 16);
+            by[k][2] = widen_bf16(four.y & 0xffffu), by[k][3] = widen_bf16(four.y >> 16);
         }
 #pragma unroll
-        for (int m = 0; m < 16; ++m) {
-            const uint4* row = (const uint4*)(memory + (m * GROUPS + group) * STEP + chain * CHAIN);
-            float first = 0.0f, second = 0.0f;
+        for (int m = 0; m < OWN; ++m) {
+            const uint4* row = words + ((m * GROUPS + group) * STEP + chain * CHAIN) / 4;
+            float sum[4] = {};
 #pragma unroll
-            for (int k = 0; k < CHAIN / 4; ++k) {
-                const uint4 bits = row[k];
-                const unsigned four[4] = {bits.x, bits.y, bits.z, bits.w};
+            for (int k = 0; k < CHAIN; k += 4) {
+                float four[4];
+                four_of(four, row[k / 4]);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    first = vt_fma(vt_float((int)four[i]), a[4 * k + i], first);
-                    second = vt_fma(vt_float((int)four[i]), b[4 * k + i], second);
-                }
+                for (int i = 0; i < 4; ++i)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) sum[c] = vt_fma(four[i], by[k + i][c], sum[c]);
             }
-            total[m][0] += first, total[m][1] += second;
+#pragma unroll
+            for (int c = 0; c < 4; ++c) total[m][c] += sum[c];
         }
     }
     __syncthreads();
 #pragma unroll
-    for (int m = 0; m < 16; ++m) {
-        int at = (m * GROUPS + group) * R + 2 * pair;
-        float* to = memory + (at >> 5) * PITCH + (at & 31);
-        to[0] = total[m][0], to[1] = total[m][1];
+    for (int m = 0; m < OWN; ++m) {
+        int at = (m * GROUPS + group) * R + 4 * quad;
+        words[((at >> 5) * PITCH + (at & 31)) / 4] = {(unsigned)vt_bits(total[m][0]), (unsigned)vt_bits(total[m][1]),
+                                                      (unsigned)vt_bits(total[m][2]), (unsigned)vt_bits(total[m][3])};
     }
     __syncthreads();
-    if (thread * 32 < left) quantise(base / 32 + thread, memory + thread * PITCH, left - thread * 32);
+    if (thread * 32 >= left) return;
+    float y[BLOCK];
+#pragma unroll
+    for (int i = 0; i < BLOCK / 4; ++i) {
+        float four[4];
+        four_of(four, words[thread * (PITCH / 4) + i]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) y[4 * i + j] = four[j];
+    }
+    quantise(base / 32 + thread, y, left - thread * 32);
 }
 
 VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide) {
@@ -356,21 +368,21 @@ VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide
 }
 
 #define ROTATE_PARAMETERS                                                                                              \
-    i64 count, const unsigned short *x, const unsigned *h, unsigned char *out, unsigned char *scales, i64 aligned, i64 wide
+    i64 count, const unsigned short *x, const uint2 *h, unsigned char *out, unsigned char *scales, i64 aligned, i64 wide
 #define ROTATE_MX(R)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128) rotate_mx_##R(ROTATE_PARAMETERS, i64 method) {                   \
-        rotate<R>(count, x, h, aligned, [&](i64 block, const float* y, int) {                                          \
+    extern "C" __global__ void __launch_bounds__(128, 3) rotate_mx_##R(ROTATE_PARAMETERS, i64 method) {                \
+        rotate<R>(count, x, h, aligned, [&](i64 block, const float(&y)[BLOCK], int) {                                  \
             unsigned w[4];                                                                                             \
             scales[block] = (unsigned char)mx_of_sums(w, y, (int)method);                                              \
             put_words(out + block * 16, w, 4, wide != 0);                                                              \
         });                                                                                                            \
     }
 #define ROTATE_NV(R)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128) rotate_nv_##R(ROTATE_PARAMETERS, const float* global) {          \
-        rotate<R>(count, x, h, aligned, [&](i64 block, const float* y, int left) {                                     \
+    extern "C" __global__ void __launch_bounds__(128, 3) rotate_nv_##R(ROTATE_PARAMETERS, const float* global) {       \
+        rotate<R>(count, x, h, aligned, [&](i64 block, const float(&y)[BLOCK], int left) {                             \
             unsigned w[4];                                                                                             \
-            scales[2 * block] = (unsigned char)nv_of_sums(w, y, global[0]);                                            \
-            if (left > 16) scales[2 * block + 1] = (unsigned char)nv_of_sums(w + 2, y + 16, global[0]);                \
+            scales[2 * block] = (unsigned char)nv_of_sums<0>(w, y, global[0]);                                         \
+            if (left > 16) scales[2 * block + 1] = (unsigned char)nv_of_sums<16>(w, y, global[0]);                     \
             put_words(out + block * 16, w, left > 16 ? 4 : 2, wide != 0);                                              \
         });                                                                                                            \
     }
