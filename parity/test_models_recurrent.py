@@ -25,10 +25,10 @@ STREAMS = {entry.name for entry in list_goldens() if entry.kind == "tokens"}
 GREEDY = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=2)
 
 
-def some_of(golden: dict) -> dict:
-    """A part that takes a moment: the prompts of 1 and of 33 ids, ten tokens after each."""
+def some_of(golden: dict, steps: int = 10) -> dict:
+    """A part that takes a moment: the prompts of 1 and of 33 ids, `steps` tokens after each."""
     chosen = [index for index, prompt in enumerate(golden["prompts"]) if len(prompt["ids"]) in (1, 33)]
-    cut = lambda output: {key: values[:10] for key, values in output.items()}
+    cut = lambda output: {key: values[:steps] for key, values in output.items()}
     outputs = [cut(golden["outputs"][index]) for index in chosen]
     return {**golden, "prompts": [golden["prompts"][index] for index in chosen], "outputs": outputs}
 
@@ -41,7 +41,7 @@ def test_float32_tokens_are_vllms(name):
 
 @pytest.mark.parametrize("name", [name for name in RECURRENT if f"{name}_bfloat16" in STREAMS])
 def test_bfloat16_tokens_are_vllms_or_tied_with_them(name):
-    golden = some_of(token_golden(f"{name}_bfloat16"))
+    golden = some_of(token_golden(f"{name}_bfloat16"), 32)  # errors are maxima: of few steps, chance
     verdict = token_gate(golden, tiny_model(name, "bfloat16"), tiny_model(name, "float32", stored="bfloat16"))
     assert verdict.kind in ("strict", "near-tie"), verdict
     assert verdict.our_error <= 2 * verdict.their_error, verdict

@@ -1,4 +1,4 @@
-"""Prompts through Mamba-2 in chunks of 256: 64 and 80 heads of 64, states of 128, in bfloat16; and as a loop."""
+"""Prompts through Mamba-2 in chunks of 256: 64 and 80 heads of 64, states of 128, in bfloat16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from .arrays import F32, cupy_empty, cupy_normal, ours
+from .arrays import F32, cupy_empty, ours
 from .bench import Bench
 
 P, N, SIZE = 64, 128, 256
@@ -19,7 +19,6 @@ def benches() -> Iterator[Bench]:
             yield prefill(name, lengths, heads, groups)
     yield prefill("8x1024", (1024,) * 8, 64, 8)
     yield prefill("32x250", (250,) * 32, 64, 8)
-    yield recurrent(1024, 64, 8)
 
 
 def _draw(T: int, heads: int, groups: int) -> dict[str, np.ndarray]:
@@ -31,7 +30,7 @@ def _draw(T: int, heads: int, groups: int) -> dict[str, np.ndarray]:
     return parts | {"A": A, "D": D, "dt_bias": rng.uniform(-7, -2, heads).astype(np.float32)}
 
 
-def _arguments(T: int, heads: int, groups: int):
+def arguments_of(T: int, heads: int, groups: int):
     """What our ops take of `_draw`, on the device."""
     import cupy
 
@@ -66,7 +65,7 @@ def prefill(name: str, lengths: tuple[int, ...], heads: int, groups: int) -> Ben
     def make():
         import cupy
 
-        arguments, options = _arguments(T, heads, groups)
+        arguments, options = arguments_of(T, heads, groups)
         state = cupy.zeros((len(lengths), heads, P, N), F32)
         out = cupy_empty(T, heads, P), cupy_empty(len(lengths), heads, P, N, dtype=F32)
         marks = cupy.asarray(starts)
@@ -79,15 +78,3 @@ def prefill(name: str, lengths: tuple[int, ...], heads: int, groups: int) -> Ben
     title = f"ssd_chunk_prefill {name} {heads}x{P} {groups} group{'s' * (groups > 1)}"
     peers = {"vllm": partial(vllm, "float32"), "vllm, bf16 states": partial(vllm, "bfloat16")}
     return Bench("ssd_scan", title, ours("ssd_chunk_prefill", make), peers, moved, flops, "bfloat16 tensor cores")
-
-
-def recurrent(T: int, heads: int, groups: int) -> Bench:
-    def make():
-        import cupy
-
-        arguments, options = _arguments(T, heads, groups)
-        state = cupy_normal(1, heads, P, N, dtype=F32)
-        return (*arguments, state, cupy.asarray(np.int32([0, T]))), options, cupy_empty(T, heads, P)
-
-    moved, flops = 4 * T * heads * P + 4 * T * groups * N + 8 * heads * P * N, 5 * T * heads * P * N
-    return Bench("ssd_loop", f"ssd_recurrent {T} {heads}x{P}", ours("ssd_recurrent", make), {}, moved, flops)
