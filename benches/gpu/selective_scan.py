@@ -36,7 +36,7 @@ def scan(T: int) -> Bench:
         A, D, bias = -torch_normal(DIM, N, dtype="float32").abs(), torch_normal(DIM, dtype="float32"), None
         B, C, state = torch_normal(1, N, T), torch_normal(1, N, T), torch_empty(1, DIM, N, dtype="float32")
         starts = torch.tensor([0, T], dtype=torch.int32, device="cuda")
-        return lambda: call(u, delta, A, B, C, D, z, bias, True, starts, None, None, state, -1)
+        return lambda: call(u, delta, A, B, C, D, z, bias, True, starts, None, None, state, -1, 1024, *[None] * 5)
 
     moved, flops = 8 * DIM * T + 8 * DIM * N + 4 * N * T, 6 * DIM * N * T
     return Bench("selective_scan", f"selective_scan {T} {DIM}x{N}", ours("selective_scan", make), {"vllm": vllm},
