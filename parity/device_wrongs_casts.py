@@ -15,7 +15,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "mxfp4": {
         "no step before the power": ("(top + 0x200000u) >> 23", "top >> 23"),
-        "the least factor is no number": ("(int)larger((254u - byte) << 23, 0x00400000u)", "(int)((254u - byte) << 23)"),
+        "the least factor is no number": ("(int)larger((254u - byte) << 23, 0x00400000u)",
+                                          "(int)((254u - byte) << 23)"),
         "the other lane's byte": ("unsigned found = __shfl_xor_sync(FULL_WARP, byte, own ^ d);",
                                   "unsigned found = byte;"),
         "signs of rows alone": ("(low ^ (row & 1u)) << 15", "low << 15"),

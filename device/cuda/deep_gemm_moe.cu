@@ -76,7 +76,8 @@ VT_FN void nobody(int* m_indices, i64 rows, i64 blocks) {
 }
 
 // How many choices of a chunk each expert has.
-extern "C" __global__ void __launch_bounds__(THREADS) ep_count(CHOICES, i64 chunks, int* counts, int* m_indices, i64 rows) {
+extern "C" __global__ void __launch_bounds__(THREADS) ep_count(CHOICES, i64 chunks, int* counts, int* m_indices,
+                                                               i64 rows) {
     VT_SHARED(memory);
     int* mine = (int*)memory;
     const Choices choices = CHOICES_GIVEN;
@@ -116,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ep_starts(i64 experts, i64
 }
 
 // The rows of a chunk's choices; without `firsts`, of the only chunk.
-extern "C" __global__ void __launch_bounds__(THREADS) ep_place(CHOICES, i64 alignment, const int* firsts, int* inverse, int* m_indices, i64 rows) {
+extern "C" __global__ void __launch_bounds__(THREADS) ep_place(CHOICES, i64 alignment, const int* firsts, int* inverse,
+                                                               int* m_indices, i64 rows) {
     VT_SHARED(memory);
     int *table = (int*)memory, *starts = table + WARPS * experts;
     const Choices choices = CHOICES_GIVEN;

@@ -66,7 +66,9 @@ struct E4M3 {
 
 struct E2M1 {
     VT_MEMBER float scale(unsigned top, int rule) const { return e2m1_cast_scale(top, rule); }
-    VT_MEMBER void put(unsigned char* out, i64 at, const float (&q)[8]) const { *(unsigned*)(out + (at >> 1)) = lower_word(q); }
+    VT_MEMBER void put(unsigned char* out, i64 at, const float (&q)[8]) const {
+        *(unsigned*)(out + (at >> 1)) = lower_word(q);
+    }
 };
 
 #define GROUP_PARAMETERS                                                                                               \
@@ -334,5 +336,6 @@ extern "C" __global__ void __launch_bounds__(256) scale_columns(
     }
     __syncthreads();
     for (int c = y; c < 32; c += 8)
-        if (row + x < padded && column + c < columns) out[(row + x) * row_step + (column + c) * column_step] = turned[x][c];
+        if (row + x < padded && column + c < columns)
+            out[(row + x) * row_step + (column + c) * column_step] = turned[x][c];
 }

@@ -11,8 +11,8 @@
 //    shared memory between them.
 // That of the rotation:
 // 1. A thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory four
-//    elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one of their own, are no help,
-//    and the products, not the bytes, take the time.
+//    elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one
+//    of their own, are no help, and the products, not the bytes, take the time.
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
 
@@ -51,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(256) mx_v8(MX_PARAMETERS, i64 per_r
     float v[8];
     unsigned top = 0;
     if (inside) {
-        i64 row = at / per_row, from = row * stride + (at - row * per_row) * 8;
+        i64 from = at * 8;
+        if (stride != per_row * 8) from += at / per_row * (stride - per_row * 8);
         if (aligned) load(v, x, from, (int)kind);
         else
 #pragma unroll
@@ -112,7 +113,8 @@ VT_FN unsigned parity_of(unsigned bits) {
 
 // Sylvester's matrix of 1 << log2n columns, eight elements a thread (fewer where a row has fewer); unit: the bits of
 // n^-0.5 in bfloat16; wide: 16-byte stores.
-extern "C" __global__ void __launch_bounds__(256) hadamard_matrix(i64 log2n, i64 count, i64 unit, unsigned short* out, i64 wide) {
+extern "C" __global__ void __launch_bounds__(256) hadamard_matrix(i64 log2n, i64 count, i64 unit, unsigned short* out,
+                                                                  i64 wide) {
     i64 first = ((i64)blockIdx.x * 256 + threadIdx.x) * 8;
     if (first >= count) return;
     if (!wide) {
@@ -133,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(256) hadamard_matrix(i64 log2n, i64
 }
 
 // Rows of 1 to 16 elements, one a thread.
-extern "C" __global__ void __launch_bounds__(256) transform_few(i64 rows, i64 width, const void* x, i64 kind, void* out, float factor) {
+extern "C" __global__ void __launch_bounds__(256) transform_few(i64 rows, i64 width, const void* x, i64 kind, void* out,
+                                                                float factor) {
     i64 row = (i64)blockIdx.x * 256 + threadIdx.x;
     if (row >= rows) return;
     float v[16], one[1];
@@ -290,12 +293,14 @@ template <int FIRST> VT_FN unsigned nv_of_sums(unsigned (&w)[4], const float (&y
 }
 
 VT_FN void four_of(float (&v)[4], const uint4& bits) {
-    v[0] = vt_float((int)bits.x), v[1] = vt_float((int)bits.y), v[2] = vt_float((int)bits.z), v[3] = vt_float((int)bits.w);
+    v[0] = vt_float((int)bits.x), v[1] = vt_float((int)bits.y);
+    v[2] = vt_float((int)bits.z), v[3] = vt_float((int)bits.w);
 }
 
 // ROTATED elements of x, contiguous, as vectors of R: each times h. Thread (q, g) has columns 4 q ... 4 q + 3 of vectors
 // g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in different banks.
-template <int R, class F> VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, F&& quantise) {
+template <int R, class F>
+VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, F&& quantise) {
     constexpr int QUADS = R / 4, GROUPS = 128 / QUADS, STEP = R + 4, VECTORS = ROTATED / R, OWN = VECTORS / GROUPS;
     __shared__ uint4 words[(VECTORS * STEP > 128 * PITCH ? VECTORS * STEP : 128 * PITCH) / 4];
     i64 base = (i64)blockIdx.x * ROTATED;

@@ -36,7 +36,8 @@ struct Quantiser {
 };
 
 template <int V>
-VT_FN void quantise(i64 rows, i64 columns, const void* w, const Quantiser& codes, int bias, void* w_ref, int* q, void* scales, int* zeros) {
+VT_FN void quantise(i64 rows, i64 columns, const void* w, const Quantiser& codes, int bias, void* w_ref, int* q,
+                    void* scales, int* zeros) {
     constexpr int ACROSS = V == 8 ? 8 : 32, DOWN = THREADS / ACROSS;  // threads each way
     __shared__ float tops[THREADS * V], bottoms[THREADS * V];
     i64 wide = (columns + ACROSS * V - 1) / (ACROSS * V), group = blockIdx.x / wide;
@@ -52,7 +53,10 @@ VT_FN void quantise(i64 rows, i64 columns, const void* w, const Quantiser& codes
         for (int j = 0; j < V; ++j) top[j] = fmaxf(top[j], v[j]), bottom[j] = fminf(bottom[j], v[j]);
     }
 #pragma unroll
-    for (int j = 0; j < V; ++j) tops[j * THREADS + threadIdx.x] = top[j], bottoms[j * THREADS + threadIdx.x] = bottom[j];
+    for (int j = 0; j < V; ++j) {
+        tops[j * THREADS + threadIdx.x] = top[j];
+        bottoms[j * THREADS + threadIdx.x] = bottom[j];
+    }
     for (int half = DOWN / 2; half; half /= 2) {
         __syncthreads();
         if (y < half)
