@@ -4,19 +4,19 @@ from __future__ import annotations
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "fp4_matmul": {
-        "scales of tiles that nobody fills": ("code[p] = inside ? ", "code[p] = true ? "),
+        "scales of tiles that nobody fills": ("two[i] = inside ? ", "two[i] = true ? "),
         "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),
         "columns past the last one": ("if (left + c >= columns) continue;", ""),
-        "no scale is NaN": ("(code & 0x7fu) == 0x7fu ? 0x7fc0u :", "false ? 0x7fc0u :"),
+        "no scale is NaN": ("return bits | (nan >> 7) * 0x7fc0u;", "return bits;"),
         "another row's values": ("tiled_place<i64>(row, column,", "tiled_place<i64>(row, column ^ 1,"),
     },
     "marlin_fp4": {
         "chains backwards": ("for (int turn = 0; turn < teams; ++turn) {",
                              "for (int turn = teams - 1; turn >= 0; --turn) {"),
         "one matrix for four": ("place(row, 4 * j + (lane >> 3))", "place(row, 4 * j)"),
-        "scales as they lie": ("at = middle ? p ^ 3 : p;", "at = p;"),
+        "scales as they lie": ("two[0] = q.x & 0x00ff00ffu, two[1] = q.x >> 8", "two[1] = q.x & 0x00ff00ffu, two[0] = q.x >> 8"),
         "the global scale of bfloat16": ("KIND == BF16 ? 0x1p-119f : 0x1p-7f", "0x1p-119f"),
-        "columns for k": ("(12 - 8 * (r & 1) - 4 * (r >> 1))", "(12 - 4 * (r & 1) - 8 * (r >> 1))"),
+        "columns for k": ("raw[i], 8 * (r & 1) + 4 * (r >> 1)", "raw[i], 4 * (r & 1) + 8 * (r >> 1)"),
     },
 }  # fmt: skip
 """Family: name of the wrong: (text that stands once in the sources, what stands there instead)."""

@@ -38,16 +38,9 @@ VT_FN void copy_word_or_zero(void* shared, const void* global, bool there) {
     int size = there ? 4 : 0;
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(size) : "memory");
 }
-VT_FN unsigned bytes_of(unsigned a, unsigned b, unsigned select) { return __byte_perm(a, b, select); }
 #else
 static inline void copy_word_or_zero(void* shared, const void* global, bool there) {
     emulation::running->copies.push_back({shared, there ? global : no_bytes, 4});
-}
-static inline unsigned bytes_of(unsigned a, unsigned b, unsigned select) {
-    unsigned long long both = (unsigned long long)b << 32 | a;
-    unsigned out = 0;
-    for (int i = 0; i < 4; ++i) out |= (unsigned)(both >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
-    return out;
 }
 #endif
 
@@ -55,55 +48,79 @@ template <int KIND> VT_FN unsigned times_pair(unsigned a, unsigned b) {
     return fma_pair<KIND>(a, b, Pairs<KIND>::MINUS_ZERO);
 }
 
-// Codes in the top four bits of either half, as numbers that are too small by 2^126 or 2^14.
-template <int KIND> VT_FN unsigned small_pair(unsigned tops) {
-    unsigned size = KIND == BF16 ? tops >> 6 & 0x01c001c0u : tops >> 3 & 0x0e000e00u;
-    return (tops & 0x80008000u) | size;
+VT_FN unsigned shifted(unsigned x, int left) { return left < 0 ? x >> -left : x << left; }
+
+// Codes whose first bit is bit `at` of either half, as numbers that are too small by 2^126 or 2^14. Shifts to the left may
+// go through the multipliers, which have less to do than what masks.
+template <int KIND> VT_FN unsigned small_pair(unsigned codes, int at) {
+    constexpr int PLACE = KIND == BF16 ? 6 : 9;
+    return (shifted(codes, PLACE - at) & 0x00070007u << PLACE) | (shifted(codes, 12 - at) & 0x80008000u);
 }
 
-// A power of two, from its exponent plus 127, as bfloat16; NaN for 255.
-VT_FN unsigned power_bits(unsigned code) { return code == 0 ? 0x0040u : code == 255 ? 0x7fc0u : code << 7; }
+// Two e4m3 scales, a byte in either half, as bfloat16 that are 2^120 too small: their bits are those.
+VT_FN unsigned small_scales(unsigned two) {
+    unsigned bits = (two << 4 & 0x07f007f0u) | (two << 8 & 0x80008000u);
+    unsigned nan = (two & 0x007f007fu) + 0x00010001u & 0x00800080u;
+    return bits | (nan >> 7) * 0x7fc0u;
+}
 
-// What codes are multiplied by. `code` is the scale's byte.
-template <int KIND, int SCALE> struct Scale {
-    unsigned pair;
+// Two bytes as what codes are multiplied by.
+template <int KIND, int SCALE> VT_FN unsigned scale_pair(unsigned two) {
+    if constexpr (SCALE == E4M3)  // 2^118 times the scale
+        return times_pair<KIND>(times_pair<KIND>(small_scales(two), 0x7b007b00u), 0x7b007b00u);
+    else if constexpr (SCALE == E4M3_ROUNDED)
+        return times_pair<KIND>(times_pair<KIND>(small_scales(two), 0x7b007b00u), 0x40004000u);
+    else if constexpr (SCALE == E8M0) {  // 0 is 2^-127, 255 a NaN
+        unsigned some = two + 0x00ff00ffu >> 8 & 0x00010001u, nan = two + 0x00010001u >> 8 & 0x00010001u;
+        return two << 7 | (some ^ 0x00010001u | nan) << 6;
+    } else if constexpr (KIND == F16)
+        return two << 7;  // 128 times the scale
+    else  // 2^118 times the scale: exponents are 15 above theirs, and 7 for the 128 that is in them; 0 has no top bit
+        return (two << 4) + (two >> 7 & 0x00010001u) * (223u << 7);
+}
 
-    VT_MEMBER void take(unsigned code, float) {
-        if constexpr (SCALE == E4M3) {  // as bfloat16 its bits are 2^120 too small; 2^118 times the scale is wanted
-            unsigned bits = (code & 0x7fu) == 0x7fu ? 0x7fc0u : (code & 0x80u) << 8 | (code & 0x7fu) << 4;
-            pair = times_pair<KIND>(times_pair<KIND>(bits * 0x10001u, 0x7b007b00u), 0x7b007b00u);
-        } else if constexpr (SCALE == E8M0) {
-            pair = power_bits(code) * 0x10001u;
-        } else if constexpr (KIND == F16) {  // 128 times the scale
-            pair = (code << 7) * 0x10001u;
-        } else {  // 2^118 times the scale: exponents are 15 above theirs, and 7 for the 128 that is in them
-            pair = (code ? (code << 4) + (223u << 7) : 0u) * 0x10001u;
+// Scales of a lane's eight columns, number 2 i + h of them in half h of two[i].
+template <int KIND, int SCALE> struct Scales {
+    unsigned pair[8];
+
+    VT_MEMBER void take(const unsigned (&two)[4], float) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            unsigned both = scale_pair<KIND, SCALE>(two[i]);
+            pair[2 * i] = pick<0x1010>(both, 0), pair[2 * i + 1] = pick<0x3232>(both, 0);
         }
     }
-    VT_MEMBER unsigned weights(unsigned tops) const {
-        unsigned value = small_pair<KIND>(tops);
+    VT_MEMBER unsigned weights(unsigned value, int p) const {
         if constexpr (SCALE == E8M0) value = times_pair<KIND>(value, 0x7e807e80u);
-        return times_pair<KIND>(value, pair);
+        return times_pair<KIND>(value, pair[p]);
     }
 };
-template <int KIND> struct Scale<KIND, E4M3_ROUNDED> {
-    float value;
+template <int KIND> struct Scales<KIND, E4M3_ROUNDED> {
+    float value[8];
 
-    VT_MEMBER void take(unsigned code, float factor) { value = e4m3_value(code) * factor; }
-    VT_MEMBER unsigned weights(unsigned tops) const {
-        unsigned codes = times_pair<KIND>(small_pair<KIND>(tops), 0x7e807e80u);
-        return pair<KIND>(vt_float((int)(codes << 16)) * value, vt_float((int)(codes & 0xffff0000u)) * value);
+    VT_MEMBER void take(const unsigned (&two)[4], float factor) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            unsigned both = scale_pair<KIND, E4M3_ROUNDED>(two[i]);
+            value[2 * i] = vt_float((int)(both << 16)) * factor;
+            value[2 * i + 1] = vt_float((int)(both & 0xffff0000u)) * factor;
+        }
+    }
+    VT_MEMBER unsigned weights(unsigned small, int p) const {
+        unsigned codes = times_pair<KIND>(small, 0x7e807e80u);
+        return pair<KIND>(vt_float((int)(codes << 16)) * value[p], vt_float((int)(codes & 0xffff0000u)) * value[p]);
     }
 };
 
 // A format: where a warp's 64 columns x 128 k lie, and what of them a lane unpacks. With g = lane / 4 and t = lane % 4:
 // `send` copies them into the warp's own part of a stage, `fetch` gives the words of step s (of eight, 16 k each), which
-// hold for FETCH steps, `tops` the pair of register r of tile i in step s of four, `scales` bytes, number 2 i + h
-// for column 16 i + 8 h + g, which hold for EVERY steps, `rows` the right operands of steps 2 j and 2 j + 1. `place` says
+// hold for FETCH steps, `small` the pair of register r of tile i in step s of four, `scales` bytes, two[i] for
+// columns 16 i + g and 8 more, which hold for EVERY steps, `rows` the right operands of steps 2 j and 2 j + 1. `place` says
 // where vector v of a row of `a` lies.
 
 // Codes [N, K / 2] in rows. A lane has 32 neighbouring k of a chunk, so that scales are its own as well. They lie in rows,
-// `pitch` bytes apart, or in tiles (step 512), `pitch` bytes of them side by side.
+// `pitch` bytes apart, or in tiles (step 512), `pitch` bytes of them side by side. One mask takes two codes of a word that
+// are four apart, and so pairs of `a` are.
 template <int KIND_, int SCALE> struct CodesInRows {
     static constexpr int KIND = KIND_, SCALES = SCALE, GROUP = SCALE == E8M0 ? 32 : 16, WORDS = FP4_CHUNK / GROUP / 4;
     static constexpr int BYTES = FP4_CODES + COLUMNS * 4 * WORDS, FETCH = 4, EVERY = GROUP / 4;
@@ -135,20 +152,21 @@ template <int KIND_, int SCALE> struct CodesInRows {
             raw[2 * q] = w.x, raw[2 * q + 1] = w.y;
         }
     }
-    static VT_MEMBER unsigned tops(const unsigned (&raw)[16], int s, int i, int r) {
-        unsigned word = raw[2 * (2 * i + (r & 1)) + s / 2], byte = (s & 1) * 2 + (r >> 1);
-        return bytes_of(word << 4, word, (4 + byte) << 12 | byte << 4);
+    static VT_MEMBER unsigned small(const unsigned (&raw)[16], int s, int i, int r) {
+        return small_pair<KIND>(raw[2 * (2 * i + (r & 1)) + s / 2], 8 * (s & 1) + 4 * (r >> 1));
     }
     // None where there are no k: what fills a tile up may be anything.
-    static VT_MEMBER void scales(unsigned (&code)[8], const char* mine, int s, int lane, bool inside) {
-        const char* from = mine + FP4_CODES + (lane >> 2) * 4 * WORDS + (lane & 3) * WORDS + s / EVERY;
+    static VT_MEMBER void scales(unsigned (&two)[4], const char* mine, int s, int lane, bool inside) {
+        const unsigned char* from = (const unsigned char*)mine + FP4_CODES + lane / 4 * 4 * WORDS + (lane & 3) * WORDS + s / EVERY;
 #pragma unroll
-        for (int p = 0; p < 8; ++p) code[p] = inside ? *(const unsigned char*)(from + p * 32 * WORDS) : 0u;
+        for (int i = 0; i < 4; ++i)
+            two[i] = inside ? from[i * 64 * WORDS] | (unsigned)from[i * 64 * WORDS + 32 * WORDS] << 16 : 0u;
     }
     static VT_MEMBER void rows(unsigned (&b)[4], const char* stage, int e, int j, int lane) {
         int row = 8 * e + (lane >> 2);
         uint4 q = words_at(stage, (row * 16 + place(row, 4 * (lane & 3) + j)) * 16);
-        b[0] = q.x, b[1] = q.y, b[2] = q.z, b[3] = q.w;
+        b[0] = pick<0x5410>(q.x, q.z), b[1] = pick<0x7632>(q.x, q.z);
+        b[2] = pick<0x5410>(q.y, q.w), b[3] = pick<0x7632>(q.y, q.w);
     }
 };
 
@@ -174,16 +192,13 @@ template <int KIND_, int SCALE> struct MarlinCodes {
         uint4 q = words_at(mine, s * 512 + lane * 16);
         raw[0] = q.x, raw[1] = q.y, raw[2] = q.z, raw[3] = q.w;
     }
-    static VT_MEMBER unsigned tops(const unsigned (&raw)[16], int, int i, int r) {
-        return raw[i] << (12 - 8 * (r & 1) - 4 * (r >> 1));
+    static VT_MEMBER unsigned small(const unsigned (&raw)[16], int, int i, int r) {
+        return small_pair<KIND>(raw[i], 8 * (r & 1) + 4 * (r >> 1));
     }
-    static VT_MEMBER void scales(unsigned (&code)[8], const char* mine, int s, int lane, bool) {
+    static VT_MEMBER void scales(unsigned (&two)[4], const char* mine, int s, int lane, bool) {
         const uint2 q = *(const uint2*)(mine + FP4_CODES + s / EVERY * COLUMNS + (lane >> 2) * 8);
-#pragma unroll
-        for (int p = 0; p < 8; ++p) {
-            int middle = (p + 1) & 2, at = middle ? p ^ 3 : p;  // of each four 0, 2, 1, 3
-            code[p] = (at < 4 ? q.x : q.y) >> 8 * (at & 3) & 0xffu;
-        }
+        two[0] = q.x & 0x00ff00ffu, two[1] = q.x >> 8 & 0x00ff00ffu;  // of each four columns 0, 2, 1, 3
+        two[2] = q.y & 0x00ff00ffu, two[3] = q.y >> 8 & 0x00ff00ffu;
     }
     static VT_MEMBER void rows(unsigned (&b)[4], const char* stage, int e, int j, int lane) {
         int row = 8 * e + (lane & 7);
@@ -254,7 +269,7 @@ template <class W, int EIGHTS, int STAGES> VT_FN void fp4_product(FP4_PARAMETERS
             const char *stage = ring + stage_here, *mine = stage + held * 256 + side * W::BYTES;
             bool inside = (i64)chunk * FP4_CHUNK + (lane & 3) * 32 < depth;
             unsigned raw[16];
-            Scale<KIND, SCALE> scale[8];
+            Scales<KIND, SCALE> scales_here;
 #pragma unroll 1
             for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -265,15 +280,15 @@ template <class W, int EIGHTS, int STAGES> VT_FN void fp4_product(FP4_PARAMETERS
                     int within = 2 * j + d, s = 4 * half + within;
                     if (within % W::FETCH == 0) W::fetch(raw, mine, s, lane);
                     if (within % W::EVERY == 0 && (W::EVERY < 8 || half == 0)) {
-                        unsigned code[8];
-                        W::scales(code, mine, s, lane, inside);
-#pragma unroll
-                        for (int p = 0; p < 8; ++p) scale[p].take(code[p], of_all);
+                        unsigned two[4];
+                        W::scales(two, mine, s, lane, inside);
+                        scales_here.take(two, of_all);
                     }
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
 #pragma unroll
-                        for (int r = 0; r < 4; ++r) w[d][i][r] = scale[2 * i + (r & 1)].weights(W::tops(raw, within, i, r));
+                        for (int r = 0; r < 4; ++r)
+                            w[d][i][r] = scales_here.weights(W::small(raw, within, i, r), 2 * i + (r & 1));
                 }
 #pragma unroll
                 for (int e = 0; e < EIGHTS; ++e) {
@@ -338,7 +353,7 @@ template <int SCALE> VT_FN void fp4_expanded(
     if (at >= count) return;
     i64 row = block / blocks, column = block - row * blocks;
     unsigned code = scales[tiled ? tiled_place<i64>(row, column, (blocks + 3) >> 2) : block];
-    float factor = SCALE == E8M0 ? widen_bf16(power_bits(code)) : e4m3_value(code), v[8];
+    float factor = SCALE == E8M0 ? widen_bf16(scale_pair<BF16, E8M0>(code) & 0xffffu) : e4m3_value(code), v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = e2m1_value(codes[at * 4 + j / 2] >> 4 * (j & 1) & 15u) * factor;
     store(out, at * 8, v, BF16);
