@@ -22,7 +22,7 @@ _FAMILY = "mxfp4"
 _BLOCK, _NV_BLOCK, _DEPTH = 32, 16, 4
 _ROTATED = 4096
 """Elements of x that a block of 128 threads rotates."""
-_HELD, _THREADS, _MOST_THREADS = 32, 128, 512
+_HELD, _THREADS, _MOST_THREADS = 32, 128, 256
 """Elements of a transform's row that a thread holds, threads of a block of several rows, and of a long one."""
 
 

@@ -230,9 +230,15 @@ VT_FN void transform(i64 rows, int log2n, int threads, const void* x, int kind, 
     }
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define TOGETHER 3  // blocks of a multiprocessor: so few registers suffice there, elsewhere they spill
+#else
+#define TOGETHER 1
+#endif
+
 #define TRANSFORM(NAME, ASSUMED)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(512, 1) NAME(i64 rows, i64 log2n, i64 threads, const void* x, i64 kind,  \
-                                                           void* out, float factor) {                                  \
+    extern "C" __global__ void __launch_bounds__(256, TOGETHER) NAME(i64 rows, i64 log2n, i64 threads, const void* x,  \
+                                                                     i64 kind, void* out, float factor) {              \
         VT_SHARED(memory);                                                                                             \
         VT_ASSUME(ASSUMED);                                                                                            \
         transform(rows, (int)log2n, (int)threads, x, (int)kind, out, factor, (float*)memory);                          \
