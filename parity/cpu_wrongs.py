@@ -59,8 +59,7 @@ WRONGS = [
     Wrong("rope", ("rope_from_cache",), "return fma(x, c, -(y * s)), fma(x, s, y * c)",
           "return x * c - y * s, x * s + y * c"),
     Wrong("rope", ("rope_from_cache",), "axis = 1 if i < tall + deep else 2", "axis = 1 if i <= tall + deep else 2"),
-    Wrong("rope", ("reshape_and_cache",), "if slot >= 0:\n            block, place = slot // page, slot % page\n"
-          "            for h", "if slot > 0:\n            block, place = slot // page, slot % page\n            for h"),
+    Wrong("rope", ("reshape_and_cache",), "if slot >= 0:", "if slot > 0:"),
     Wrong("attention", ("paged_attention",), "return fold((a + c) + (b + d))", "return fold((a + b) + (c + d))"),
     Wrong("attention_rows", ("paged_attention",), "position - left)", "position - left + 1)"),
     Wrong("attention", ("paged_attention",), "put(sums if t == 0 else load_f32(to, j) + sums, to, j)",

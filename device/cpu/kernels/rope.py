@@ -119,13 +119,14 @@ def write_rounded(
     """As `write_pages`, into caches of another dtype; strides in bytes, `size` bytes of an element of key."""
     for token in range(count):
         slot = get_i64(slots, token)
-        if slot >= 0:
-            block, place = slot // page, slot % page
-            for h in range(begin, end):
-                to_key = address(key_cache) + block * k_page + place * k_slot + h * k_head
-                to_value = address(value_cache) + block * v_page + place * v_slot + h * v_head
-                from_key = address(key) + token * k_row + h * width * size
-                from_value = address(value) + token * v_row + h * width * size
-                for d in range(0, width, 16):
-                    store(load(from_key, d, width - d, kind), to_key, d, width - d, cache_kind)
-                    store(load(from_value, d, width - d, kind), to_value, d, width - d, cache_kind)
+        if slot < 0:
+            continue
+        block, place = slot // page, slot % page
+        for h in range(begin, end):
+            to_key = address(key_cache) + block * k_page + place * k_slot + h * k_head
+            to_value = address(value_cache) + block * v_page + place * v_slot + h * v_head
+            from_key = address(key) + token * k_row + h * width * size
+            from_value = address(value) + token * v_row + h * width * size
+            for d in range(0, width, 16):
+                store(load(from_key, d, width - d, kind), to_key, d, width - d, cache_kind)
+                store(load(from_value, d, width - d, kind), to_value, d, width - d, cache_kind)
