@@ -68,9 +68,10 @@ def product(op: str, family: str, a, weights: Weights, out) -> None:
         return
     length, chains = chains_of(depth)
     few = rows <= _FEW
-    high, stages, teams = (_FEW, _FEW_STAGES, chains) if few else (_MANY, _MANY_STAGES, min(chains, _MANY_TEAMS))
+    high, step = (_FEW, VECTOR) if few else (_MANY, _MANY // 4)
+    stages, teams = (_FEW_STAGES, chains) if few else (_MANY_STAGES, min(chains, _MANY_TEAMS))
     tiles, strips, across = -(-rows // high), -(-columns // COLUMNS), 1
-    held = min(high, -(-rows // VECTOR) * VECTOR)
+    held = min(high, -(-rows // step) * step)
     if not few and strips * tiles > _BUSY:
         across, teams = 2, 1
     own, room = _CODES + COLUMNS * CHUNK // weights.group, current().shared_memory()

@@ -157,7 +157,7 @@ template <int KIND_, int SCALE> struct CodesInRows {
     }
     // None where there are no k: what fills a tile up may be anything.
     static VT_MEMBER void scales(unsigned (&two)[4], const char* mine, int s, int lane, bool inside) {
-        const unsigned char* from = (const unsigned char*)mine + FP4_CODES + lane / 4 * 4 * WORDS + (lane & 3) * WORDS + s / EVERY;
+        const unsigned char* from = (const unsigned char*)mine + FP4_CODES + lane * WORDS + s / EVERY;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             two[i] = inside ? from[i * 64 * WORDS] | (unsigned)from[i * 64 * WORDS + 32 * WORDS] << 16 : 0u;
@@ -210,6 +210,7 @@ template <int KIND_, int SCALE> struct MarlinCodes {
 template <class W, int EIGHTS, int STAGES> VT_FN void fp4_product(FP4_PARAMETERS) {
     VT_SHARED(memory);
     constexpr int KIND = W::KIND, SCALE = W::SCALES, OWN_SUMS = EIGHTS * 16 * 32;
+    constexpr int AT_ONCE = EIGHTS > 4 ? 2 : 1;  // eights between branches past rows that are not there
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, strips = (int)across, side = warp % strips;
     int team = warp / strips, teams = (int)(blockDim.x >> 5) / strips, member = side * 32 + lane;
     unsigned down = (unsigned)((rows + EIGHTS * 8 - 1) / (EIGHTS * 8));
@@ -291,14 +292,17 @@ template <class W, int EIGHTS, int STAGES> VT_FN void fp4_product(FP4_PARAMETERS
                             w[d][i][r] = scales_here.weights(W::small(raw, within, i, r), 2 * i + (r & 1));
                 }
 #pragma unroll
-                for (int e = 0; e < EIGHTS; ++e) {
-                    if (8 * e >= (int)held) break;
-                    unsigned b[4];
-                    W::rows(b, stage, e, 2 * half + j, lane);
+                for (int first = 0; first < EIGHTS; first += AT_ONCE) {
+                    if (8 * first >= (int)held) break;
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        multiply<KIND>(sum[e][i], w[0][i], b[0], b[1]);
-                        multiply<KIND>(sum[e][i], w[1][i], b[2], b[3]);
+                    for (int e = first; e < first + AT_ONCE; ++e) {
+                        unsigned b[4];
+                        W::rows(b, stage, e, 2 * half + j, lane);
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            multiply<KIND>(sum[e][i], w[0][i], b[0], b[1]);
+                            multiply<KIND>(sum[e][i], w[1][i], b[2], b[3]);
+                        }
                     }
                 }
             }
