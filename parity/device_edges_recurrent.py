@@ -145,6 +145,8 @@ EDGES: dict[str, list[dict]] = {
           for W, groups, rounding in ((64, 1, "vllm"), (512, 2, "vt"), (2560, 2, "vt"), (4096, 1, "vllm_native"))),
         {"...": (2,), "W": 8200, "y": "float16"}, {"...": (2,), "W": 33, "groups": 3}, {"...": (0,), "W": 8},
         {"...": (2,), "W": 16400, "groups": 2, "weight": "bfloat16"},
+        {"...": (2,), "W": 1032, "y": "float16"}, {"...": (2,), "W": 4096, "weight": "float16"},
+        {"...": (2112,), "W": 16, "groups": 2, "y": "bfloat16", "weight": "bfloat16"},
     ],
     "gdn_state_gather": [
         {"slots": 9, "W": 264, "N": 5, "cache": "bfloat16", "has_initial_state": "int8"},

@@ -117,6 +117,13 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
             "return rounded ? through(x * inverse, kind) : x * inverse;",
             "return through(x * inverse, kind);",
         ),
-        "the gate alone": ("v[j] *= vt_silu(gate[j]);", "v[j] = vt_silu(gate[j]);"),
+        "the gate alone": (
+            "widen(gate, raw.other, kind);\n        multiply",
+            "widen(gate, raw.x, kind);\n        multiply",
+        ),
+        "an eager range": ("vt_abs(gate[j]) < NEAR_SILU ? 0u", "true ? 0u"),
+        "an unrefined reciprocal's sign": ("vt_fma(y, -vt_fma(d, y, -1.0f), y)", "vt_fma(y, -vt_fma(d, y, 1.0f), y)"),
+        "a table of positive gates": (" | (from >> 4 & TABULATED)", ""),
+        "gates outside of the table": ("far |= from & 0x7800u ? 1u << j : 0u;", ""),
     },
 }
