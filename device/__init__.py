@@ -29,6 +29,7 @@ from . import (
     fp4_matmul,
     fp8_blocks,
     fp8_casts,
+    fp8_groups,
     fp8_matmul,
     fp8_weights,
     fusion,
@@ -58,7 +59,9 @@ from . import (
     marlin_matmul,
     matmul,
     moe,
+    moe_marlin,
     moe_routing,
+    moe_wna16,
     mxfp4,
     norm,
     norm_quant,
@@ -83,13 +86,14 @@ from .errors import DeviceError
 
 __all__ = [
     "DeviceError", "act_order", "activation", "attach", "attention", "attention_merge", "awq", "causal_conv",
-    "causal_conv_spec", "codes", "cublas", "deep_gemm_moe", "draws", "elementwise", "fp4", "fp4_matmul",
-    "fp8_blocks", "fp8_casts", "fp8_matmul", "fp8_weights", "fusion", "gates", "gdn", "gdn_chunk_states",
+    "causal_conv_spec", "codes", "cublas", "deep_gemm_moe", "draws", "elementwise", "fp4", "fp4_matmul", "fp8_blocks",
+    "fp8_casts", "fp8_groups", "fp8_matmul", "fp8_weights", "fusion", "gates", "gdn", "gdn_chunk_states",
     "gdn_chunks", "ggml", "ggml_matmul", "gptq", "kda", "kda_chunk_states", "kda_chunks", "kv_blocks", "kv_cache",
     "kv_latent", "kv_quant", "kv_quant_fp4", "kv_quant_heads", "kv_quant_latent", "linear_attention", "logits",
-    "machete", "mamba_norm", "marlin", "marlin_fp4", "marlin_matmul", "matmul", "moe", "moe_routing", "mxfp4",
-    "norm", "norm_quant", "numba_cuda", "quant_fp8", "quant_int8", "rope", "rope_fused", "sampling",
-    "selective_scan", "splits", "ssd", "ssd_loop", "ssd_scan", "ssm", "state_cache", "token_masks", "wna16",
+    "machete", "mamba_norm", "marlin", "marlin_fp4", "marlin_matmul", "matmul", "moe", "moe_marlin", "moe_routing",
+    "moe_wna16", "mxfp4", "norm", "norm_quant", "numba_cuda", "quant_fp8", "quant_int8", "rope", "rope_fused",
+    "sampling", "selective_scan", "splits", "ssd", "ssd_loop", "ssd_scan", "ssm", "state_cache", "token_masks",
+    "wna16",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))

@@ -86,6 +86,26 @@ def most_tiles(pairs: int, experts: int, high: int) -> int:
     return min(pairs, pairs // high + min(pairs, experts + 2))
 
 
+def check_experts(op: str, ids, experts: int) -> None:
+    """Wait for the device, and raise ContractError for the first id of no expert; in a capture do neither."""
+    if (bad := first_fault(op, _FAMILY, "moe_ids_fit", ids.size, [ids, experts])) is not None:
+        got = f"expert {int(current().read(ids).reshape(-1)[bad])} at position {bad}"
+        raise ContractError(op, "ids", got, f"-1 to {experts - 1}")
+
+
+def by_expert(op: str, ids, experts: int, high: int) -> tuple[object, object, int]:
+    """(pairs in the order of their experts, tiles of at most `high` of them, the most that there can be), or a tile for
+    each pair in its place: (None, None, pairs)."""
+    pairs, buckets = ids.size, 4 * (experts + 2)
+    if len(ids) == 1 or pairs * _SPARSE <= experts or buckets > current().shared_memory() - _FIXED:
+        return None, None, pairs
+    count = most_tiles(pairs, experts, high)
+    order, tiles = scratch.parts("moe", 4 * pairs, 16 * count)
+    args = [pairs, experts, high, ids, order, tiles, count]
+    start(op, _FAMILY, "moe_sort", 1, (_SORTERS[pairs > _FEW_PAIRS], 1), args, buckets)
+    return order, tiles, count
+
+
 @providers.provider(_OP, "cuda", PROVIDER)
 def moe_grouped_gemm(x, weight, ids, weights=None, *, out_dtype=None, out=None):
     """oracle.moe.moe_grouped_gemm. A wrong id is only known on the device.
@@ -98,20 +118,11 @@ def moe_grouped_gemm(x, weight, ids, weights=None, *, out_dtype=None, out=None):
     (target,) = results(_OP, out, (x, weight, ids, weights), ((pairs, columns), dtype))
     if not pairs * columns:
         return target
-    if out is None and (bad := first_fault(_OP, _FAMILY, "moe_ids_fit", pairs, [ids, experts])) is not None:
-        got = f"expert {int(current().read(ids).reshape(-1)[bad])} at position {bad}"
-        raise ContractError(_OP, "ids", got, f"-1 to {experts - 1}")
+    if out is None:
+        check_experts(_OP, ids, experts)
     form = _form(x, weight, dtype, pairs)
     name = form.kernel + (f"_{_NAMES[kind(dtype)]}" if form.stages else "")
-    buckets = 4 * (experts + 2)
-    if tokens == 1 or pairs * _SPARSE <= experts or buckets > current().shared_memory() - _FIXED:
-        order, tiles, count = None, None, pairs
-    else:
-        count = most_tiles(pairs, experts, form.high)
-        order, tiles = scratch.parts("moe", 4 * pairs, 16 * count)
-        threads = _SORTERS[pairs > _FEW_PAIRS]
-        args = [pairs, experts, form.high, ids, order, tiles, count]
-        start(_OP, _FAMILY, "moe_sort", 1, (threads, 1), args, buckets)
+    order, tiles, count = by_expert(_OP, ids, experts, form.high)
     args = [
         choices if len(x) != pairs else 1, experts, columns, depth, x, kind(x), weight, kind(weight), ids, weights,
         target, kind(target), order, tiles, count,

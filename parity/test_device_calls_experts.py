@@ -1,0 +1,150 @@
+"""Around experts' products with packed weights and products in groups: any batch, tiles, ids that lie, any address."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vtlab.device import fp8_groups, moe_marlin, moe_packed, moe_wna16, runtime
+from vtlab.ops.errors import ContractError
+
+from .compare import assert_bytes
+from .device_doors import past_the_door
+from .device_run import Emulated
+from .emulation import EmulatedRuntime
+from .lowbit_loops import codes, scales, words
+from .scalar import draw
+
+E, N, K = 3, 64, 256
+MODULES = {"moe_wna16_gemm": moe_wna16, "moe_wna16_marlin_gemm": moe_marlin}
+OPS = pytest.mark.parametrize("op", MODULES)
+
+
+def call_of(op: str, tokens: int, kind: str = "bfloat16") -> dict:
+    """A call on the host, the second expert without a row and the last token's first choice without an expert."""
+    ids = np.random.Generator(np.random.PCG64(tokens)).integers(0, 2, (tokens, 2)).astype(np.int32) * 2
+    ids[-1, 0] = -1
+    routed = {"ids": ids, "weights": np.abs(draw((tokens, 2), "float32", 3))}
+    x = draw((tokens, K), kind, 1)
+    if op == "moe_wna16_gemm":
+        packed, factors = codes(8, E, N, K // 2).astype(np.uint8), scales(E * N, 4, kind).reshape(E, N, 4)
+        return {"x": x, "qweight": packed, "scales": factors, **routed}
+    perm = np.array([np.random.Generator(np.random.PCG64(e)).permutation(K) for e in range(E)], np.int32)
+    packed, factors = words(E * K // 16, 2 * N).reshape(E, K // 16, 2 * N), scales(E * 4, N, kind).reshape(E, 4, N)
+    return {"a": x, "b_q_weight": packed, "b_scales": factors, "perm": perm, **routed, "quant_type": "uint4b8"}
+
+
+def sent(device, call: dict) -> dict:
+    return {name: device.send(value) for name, value in call.items()}
+
+
+def run(device, op: str, call: dict) -> np.ndarray:
+    return np.array(device.fetch(device.call(op, sent(device, call))))
+
+
+def part(call: dict, tokens: slice) -> dict:
+    """Some of the tokens alone."""
+    first = next(iter(call))
+    return call | {name: np.ascontiguousarray(call[name][tokens]) for name in (first, "ids", "weights")}
+
+
+@OPS
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_a_token_has_its_bytes_in_any_batch(device, op, kind):
+    """Alone, unsorted; in low tiles; in taller ones; and beside tokens that are not finite."""
+    call = call_of(op, 70, kind)
+    whole = run(device, op, call).reshape(70, 2, N)
+    for tokens in (slice(0, 1), slice(69, 70), slice(3, 12)):
+        assert_bytes(run(device, op, part(call, tokens)).reshape(-1, 2, N), whole[tokens], str(tokens))
+    call[next(iter(call))][5] = np.nan
+    spoiled = run(device, op, call).reshape(70, 2, N)
+    assert np.isnan(spoiled[5].astype(np.float32)).all()
+    assert_bytes(np.delete(spoiled, 5, axis=0), np.delete(whole, 5, axis=0))
+
+
+@OPS
+def test_how_pairs_are_tiled_changes_no_byte(op, monkeypatch):
+    emulated = EmulatedRuntime()
+    call = call_of(op, 20)
+    want = run(Emulated(emulated), op, call)
+    monkeypatch.setattr(moe_packed, "_HEIGHTS", (0, 32))
+    assert_bytes(run(Emulated(emulated), op, call), want)
+    assert {name[-2:] for name in emulated.launched if name[-3:] in ("_16", "_32")} == {"16", "32"}
+
+
+@OPS
+@pytest.mark.parametrize("bad", [-2, E, 2**31 - 1])
+def test_experts_that_are_not_there(device, op, bad):
+    """On the device alone: a call that may wait raises; one that may not makes the row NaN, and no other."""
+    call = call_of(op, 9)
+    want = run(device, op, call)
+    ids = np.array(call["ids"])
+    ids[4, 1] = ids[7, 0] = bad
+    arrays = sent(device, call | {"ids": ids})
+    with pytest.raises(ContractError, match=f"expert {bad} at position 9"):
+        past_the_door(device, MODULES[op], op, dict(arrays))
+    out = device.send(np.zeros((18, N), want.dtype))
+    past_the_door(device, MODULES[op], op, arrays | {"out": out})
+    got = device.fetch(out)
+    assert np.isnan(got[[9, 14]].astype(np.float32)).all()
+    assert_bytes(np.delete(got, [9, 14], axis=0), np.delete(want, [9, 14], axis=0))
+
+
+@OPS
+def test_operands_at_any_address(device, op):
+    """Where no 16 bytes move at a time: copies that do."""
+    call = call_of(op, 9)
+    want = run(device, op, call)
+    moved = sent(device, call | {"out": np.zeros_like(want)})
+    for name, value in (call | {"out": want}).items():
+        if isinstance(value, np.ndarray):
+            shift = value.dtype.itemsize
+            moved[name] = device.raw(value.nbytes + shift)[shift:].view(value.dtype).reshape(value.shape)
+            moved[name][...] = device.send(value)
+    assert_bytes(device.fetch(device.call(op, moved)), want)
+
+
+@OPS
+def test_a_capture_waits_for_nobody(op):
+    emulated = EmulatedRuntime()
+    device, call = Emulated(emulated), call_of(op, 21)
+    arrays = sent(device, call) | {"out": emulated.empty((42, N), next(iter(call.values())).dtype)}
+    want = np.array(device.call(op, dict(arrays)))
+    emulated.in_capture, emulated.read = True, None
+    assert_bytes(device.call(op, dict(arrays)), want)
+
+
+def test_groups_of_no_whole_lane_are_declined():
+    call = call_of("moe_wna16_gemm", 3) | {"scales": scales(E * N, 16, "bfloat16").reshape(E, N, 16)}
+    marlin = call_of("moe_wna16_marlin_gemm", 3) | {"b_scales": scales(E * 32, N, "bfloat16").reshape(E, 32, N)}
+    with runtime.using(EmulatedRuntime()):
+        assert moe_wna16.moe_wna16_gemm(**call) is NotImplemented
+        assert moe_marlin.moe_wna16_marlin_gemm(**marlin) is NotImplemented
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)], ids=["by token", "by head"])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_heads_in_any_layout(device, order, shift):
+    """Tokens or heads side by side, codes at any address, scales in columns."""
+    rng = np.random.Generator(np.random.PCG64(1))
+    a, b = (rng.integers(0, 0x59, shape).astype(np.uint8) for shape in ((5, 3, 256), (3, 64, 256)))
+    sa, sb = (rng.uniform(0.01, 0.05, shape).astype(np.float32) for shape in ((5, 3, 2), (3, 1, 2)))
+    want = device.fetch(device.call("fp8_einsum", sent(device, {"a": a, "scale_a": sa, "b": b, "scale_b": sb})))
+    laid = a.transpose(order)
+    raw = device.raw(a.size + shift)[shift:].reshape(laid.shape)
+    raw[...] = device.send(np.ascontiguousarray(laid))
+    columns = device.send(np.ascontiguousarray(sa.transpose(2, 1, 0))).transpose(2, 1, 0)
+    call = {"a": raw.transpose(order), "scale_a": columns, "b": device.send(b), "scale_b": device.send(sb)}
+    assert_bytes(device.fetch(device.call("fp8_einsum", call)), want)
+
+
+def test_sizes_that_lie_read_nothing_else(device):
+    """The host looks where it can; past it, a group ends where the operands do."""
+    rng = np.random.Generator(np.random.PCG64(2))
+    a, b = (rng.integers(0, 0x59, (256, width)).astype(np.uint8) for width in (5, 4))
+    sa, sb = (rng.uniform(0.01, 0.05, (2, width)).astype(np.float32) for width in (5, 4))
+    call = sent(device, {"a": a, "scale_a": sa, "b": b, "scale_b": sb})
+    want = device.fetch(device.call("k_grouped_fp8_gemm_tn", call | {"ks": device.send(np.int32([128, 128]))}))
+    for sizes, same in (([128, 1 << 20], 2), ([-128, 128], 0), ([64, 128], 0)):
+        got = past_the_door(device, fp8_groups, "k_grouped_fp8_gemm_tn", call | {"ks": device.send(np.int32(sizes))})
+        assert_bytes(np.array(device.fetch(got))[:same], want[:same])
