@@ -16,6 +16,7 @@ from vtlab.ops.table import Op, lookup, table
 from .device_edges_attention import EDGES as ATTENTION
 from .device_edges_casts import EDGES as CASTS
 from .device_edges_chunks import EDGES as CHUNKS
+from .device_edges_experts import EDGES as EXPERTS
 from .device_edges_fp4 import EDGES as FP4
 from .device_edges_fp8 import EDGES as FP8
 from .device_edges_ggml import EDGES as GGML
@@ -154,8 +155,8 @@ EDGES: dict[str, list[dict]] = {
         {"T": 700, "C": 2 * 3 * 64 + 9 * 64, "Hv": 9, "num_k_heads": 3, "head_k_dim": 64, "conv": "float16"},
         {"T": 0, "C": 2 * 4 + 2 * 4, "Hv": 2, "num_k_heads": 1, "head_k_dim": 4},
     ],
-    **ATTENTION, **CASTS, **CHUNKS, **FP4, **FP8, **GGML, **INT8, **KV, **KV_QUANT, **LOWBIT, **ROPE, **MATMUL, **MOE,
-    **QUANT, **RECURRENT, **SAMPLING, **SSD,
+    **ATTENTION, **CASTS, **CHUNKS, **EXPERTS, **FP4, **FP8, **GGML, **INT8, **KV, **KV_QUANT, **LOWBIT, **ROPE,
+    **MATMUL, **MOE, **QUANT, **RECURRENT, **SAMPLING, **SSD,
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op: widths around 16-byte vectors, lanes, warps, blocks and chunks."""
 

@@ -15,6 +15,7 @@ from .device_run import Emulated, check_case
 from .device_wrongs_attention import WRONGS as ATTENTION
 from .device_wrongs_casts import WRONGS as CASTS
 from .device_wrongs_chunks import WRONGS as CHUNKS
+from .device_wrongs_experts import WRONGS as EXPERTS
 from .device_wrongs_fp4 import WRONGS as FP4
 from .device_wrongs_fp8 import WRONGS as FP8
 from .device_wrongs_ggml import WRONGS as GGML
@@ -135,8 +136,8 @@ WRONGS = {
         "no wait for the next piece": ("""                right.deposit((float*)memory[buffer] + PIECE * BM);
                 __syncthreads();""", """                right.deposit((float*)memory[buffer] + PIECE * BM);"""),
     },
-    **ATTENTION, **CASTS, **CHUNKS, **FP4, **FP8, **GGML, **INT8, **KV_QUANT, **LOWBIT, **MOE, **QUANT, **RECURRENT,
-    **ROPE, **SAMPLING, **SSD,
+    **ATTENTION, **CASTS, **CHUNKS, **EXPERTS, **FP4, **FP8, **GGML, **INT8, **KV_QUANT, **LOWBIT, **MOE, **QUANT,
+    **RECURRENT, **ROPE, **SAMPLING, **SSD,
 }  # fmt: skip
 
 
