@@ -13,7 +13,7 @@ from vtlab.ops.dtypes import dtype
 
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, vectors
-from .tiles import on_tensor_cores, rows_of, start_exact, start_loaded, start_tiles
+from .tiles import on_tensor_cores, rows_of, start_exact, start_loaded
 
 _BFLOAT16 = dtype("bfloat16")
 
@@ -44,11 +44,8 @@ def _product(op, a, b, target, scaling: list, through_bf16: bool, corrections: l
     name = "s8" if a.dtype == np.int8 else "e4m3"
     shows = name == "e4m3" and kind(target) != kind(_BFLOAT16)
     if depth and not shows and on_tensor_cores(left, right):
-        if name == "s8":
-            start_tiles(op, "fp8_matmul", "tiles_s8", 1, rows, rows, columns, args)
-        else:
-            operands = (a, rows, left.stride), (b, columns, right.stride)
-            start_loaded(op, "fp8_matmul", "loaded_e4m3", 1, rows, rows, columns, operands, args)
+        operands = (a, rows, left.stride), (b, columns, right.stride)
+        start_loaded(op, "fp8_matmul", f"loaded_{name}", 1, rows, rows, columns, operands, args)
     else:
         start_exact(op, "fp8_matmul", f"exact_{name}", 1, rows, rows, columns, args)
 

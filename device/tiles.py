@@ -10,8 +10,6 @@ from .runtime import current
 EXACT_SIDE = 64
 _SHARED = 227 << 10
 _K_TILE, _MOST_STAGES = 128, 16
-_FORMS = ((16, 1, "16"), (64, 1, "64"), (128, 1, "128"), (128, 2, "128_by_2"))
-"""(tokens, groups of 64 weight rows, suffix) of the tensor-core kernels, as in the .cu files."""
 _CLUSTER = 2
 
 
@@ -63,19 +61,6 @@ def start_exact(op: str, family: str, kernel: str, matrices: int, tokens: int, h
     start(op, family, kernel, grid, (256, 1), [grid, *args, 0], EXACT_SIDE * (EXACT_SIDE + 4) * 4)
 
 
-def start_tiles(op: str, family: str, kernel: str, matrices: int, tokens: int, high: int, columns: int, args) -> None:
-    """Launch the tensor-core kernel that suits the shape; `high`: tokens that a tile may have."""
-    wide = min(tokens, high)
-    height, groups, form = next((each for each in _FORMS if wide <= each[0]), _FORMS[-1])
-    tiles = matrices * -(-tokens // min(high, height)) * -(-columns // (64 * groups))
-    grid = min(tiles, MULTIPROCESSORS)
-    fixed = 1024 + height * (64 * groups + 4) * 4 + _MOST_STAGES * (2 * 8 + 4 * height)
-    stage = (64 * groups + height) * _K_TILE
-    stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
-    threads = 128 + 128 * groups
-    start(op, family, f"{kernel}_{form}", grid, (threads, 1), [grid, *args, stages], fixed + stages * stage)
-
-
 def loaded_form(matrices: int, tokens: int, high: int, columns: int) -> Loaded:
     """The kernel for the shape: tiles as low as the tokens where one is enough, else those that end soonest."""
     wide = min(tokens, high)
@@ -104,7 +89,7 @@ def start_loaded(
     """Launch the kernel whose tiles the copy engine brings; operands: (array, rows, stride) of tokens, weights."""
     form = loaded_form(matrices, tokens, high, columns)
     grid = min(_CLUSTER * _pairs(form, matrices, tokens, high, columns), MULTIPROCESSORS)
-    fixed = 1024 + form.leaving + _MOST_STAGES * 2 * 8
+    fixed = 1024 + form.leaving + _MOST_STAGES * (2 * 8 + 4)
     stage = (form.tokens + form.weights) * _K_TILE + 4 * form.tokens
     stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
     maps = [map_of(*each, high) for each, high in zip(operands, (form.tokens // 2, form.weights))]

@@ -56,6 +56,7 @@ EDGES: dict[str, list[dict]] = {
         {"M": 3, "N": 48, "K": 560, "out_dtype": "float32"},
     ],
     "cutlass_scaled_mm": [
+        _scaled(130, 72, 144, True, **_INT8, out_dtype="float16"),
         *(_scaled(M, N, K, True) for M, N, K in ((1, 129, 272), (16, 65, 128), (65, 7, 48), (129, 200, 400))),
         _scaled(300, 136, 144, bias="float16"), _scaled(2, 72, 1168, True, bias="bfloat16"),
         *(_scaled(M, N, K, True, **_INT8, bias="bfloat16")
@@ -65,6 +66,7 @@ EDGES: dict[str, list[dict]] = {
         _scaled(130, 70, 37, True), _scaled(3, 9, 144, a=_not_a_number(3, 144)),
         _scaled(3, 9, 37, a=_not_a_number(3, 37)),
         _scaled(70, 66, 1031, True, **_INT8), _scaled(130, 8464, 16, True),
+        _scaled(130, 8464, 16, True, **_INT8),
     ],
     "cutlass_scaled_mm_azp": [
         _scaled(M, N, K, True, azp=azp, bias=bias)

@@ -12,15 +12,11 @@ _EXACT = {
     "a chain too few": ("chain < CHAINS &&", "chain < CHAINS - 1 &&"),
     "chains side by side": ("k += CHAINS * PIECE", "k += PIECE"),
 }
-_TILES = {
-    "a block less": ("(job.depth + K_TILE - 1) / K_TILE", "job.depth / K_TILE"),
-    "k beyond the end": ("k + 16 * v < job.depth", "true"),
-    "the second group's weights": ("from + group * 64 * K_TILE", "from"),
-    "one step of k": ("further(tokens, s)", "further(tokens, 0)"),
-    "full too early": ("barrier_wait(full + stage, parity);\n                    stores", "stores"),
-    "empty too early": ("barrier_wait(empty + stage, parity ^ 1);\n                u8* to", "u8* to"),
-    "results while others write": ("some_meet(128 * GROUPS);\n            job.write", "job.write"),
-    "the first tiles alone": ("rest % high", "rest % TILES_DOWN"),
+_WHOLE = {
+    "int8 sums begin anew": ("multiply(total[w], here, w, block > 0)", "multiply(total[w], here, w, false)"),
+    "stages let go unasked": ("if (block > 0) release(before)", "if (block > 1) release(before)"),
+    "the first tiles alone": ("rest % left", "rest % high"),
+    "halves as bfloat16": ("EXACT && out_kind == F16", "EXACT && out_kind == F32"),
 }  # fmt: skip
 _LOADED = {
     "a block less of k": ("(job.depth + 127) / K_TILE", "job.depth / K_TILE"),
@@ -36,15 +32,16 @@ _LOADED = {
                                    "\n#pragma unroll\n                        for (int i = 0; i < 4"),
     "rows beyond the last": ("top + row < tile.rows && column", "column"),
     "other tokens' upper scales": ("i & 2 ? lower : upper", "upper"),
-    "scales before they are there": ("1 + SCALERS", "1"),
+    "the weights' scale of the first block": ("weights + block", "weights"),
+    "scales before they are there": ("JOB::SCALED ? 2 + SCALERS : 1", "1"),
 }  # fmt: skip
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
-    "fp8_matmul": _EXACT | _TILES | {
+    "fp8_matmul": _EXACT | _WHOLE | {
         "azp of the first token": ("azp ? azp[token] : 1", "azp ? azp[0] : 1"),
         "scales of the first row": ("scale_a[by_row ? token : 0]", "scale_a[0]"),
         "scales of the first column": ("scale_b[by_column ? column : 0]", "scale_b[0]"),
-        "the bias before the scale": ("vt_fma(row, scaled, ends.addend)", "row * (scaled + ends.addend)"),
+        "the bias before the scale": ("vt_fma(row.scale, scaled, ends.addend)", "row.scale * (scaled + ends.addend)"),
         "one rounding": ("through_bf16 ? through(scaled, BF16) : scaled", "scaled"),
         "eight columns at the edge": ("tile.columns - first < 8 ? tile.columns - first : 8", "8"),
         "scales of the first tile's columns": ("column < tile.columns ? tile.column + column : 0", "column"),

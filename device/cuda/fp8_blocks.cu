@@ -30,7 +30,7 @@ struct Blocks {
     template <int TOKENS> VT_MEMBER i64 step() const { return high < TOKENS ? high : TOKENS; }
     template <int TOKENS, int ROWS> VT_MEMBER Order order() const {
         i64 down = (rows + step<TOKENS>() - 1) / step<TOKENS>();
-        return {kind == MASKED ? many * down : down, (columns + ROWS - 1) / ROWS};
+        return {kind == MASKED ? many * down : down, (columns + ROWS - 1) / ROWS, TURN / TOKENS};
     }
     template <int TOKENS, int ROWS> VT_MEMBER i64 tiles() const { return order<TOKENS, ROWS>().count(); }
     template <int TOKENS, int ROWS> VT_MEMBER Tile tile(i64 number) const {
@@ -62,9 +62,8 @@ struct Blocks {
     VT_MEMBER const float* weights_of(const Tile& tile, i64 column) const {
         return scale_b + (tile.expert * ((columns + height - 1) / height) + column / height) * groups;
     }
-    VT_MEMBER const float* weight_scales(const Tile& tile, int group) const {
-        i64 column = tile.column + 64 * group;
-        return weights_of(tile, column < columns ? column : columns - 1);
+    VT_MEMBER const float* weight_scales(const Tile& tile) const {
+        return weights_of(tile, tile.column < columns ? tile.column : columns - 1);
     }
     VT_MEMBER float join_one(float total, float dot, const Tile& tile, int token, int column, i64 start) const {
         i64 block = start / width;
@@ -77,8 +76,9 @@ struct Blocks {
     }
     struct Ends {};
     VT_MEMBER Ends column_ends(const Tile&, int) const { return {}; }
-    VT_MEMBER float row_scale(const Tile& tile, int row) const { return real(tile, row) ? 1.0f : 0.0f; }
-    VT_MEMBER float end(float sum, float row, const Ends&) const { return row != 0.0f ? sum : 0.0f; }
+    VT_MEMBER bool row_end(const Tile& tile, int row) const { return real(tile, row); }
+    VT_MEMBER float end(float sum, bool row, const Ends&) const { return row ? sum : 0.0f; }
+    VT_MEMBER unsigned pair(float x, float y) const { return narrow_bf16(x, y); }
     VT_MEMBER void write(const Tile& tile, const float* sums, int pitch, int across, int thread, int threads) const {
         int pieces = across / 8;
         for (int e = thread; e < tile.rows * pieces; e += threads) {

@@ -30,7 +30,7 @@ template <class CODE> VT_FN void fetch_four(float (&x)[4], const u8* row, i64 k,
     for (int i = 0; i < 4; ++i) x[i] = k + i < limit ? value_of(codes >> 8 * i & 0xffu, CODE()) : 0.0f;
 }
 
-// CODE: float for e4m3, int for int8. JOB as for `multiply_tiles`, and: words (rows may be read four codes at a time), width (of a stretch of k),
+// CODE: float for e4m3, int for int8. JOB as for `multiply_loaded`, and: words (rows may be read four codes at a time), width (of a stretch of k),
 // join_one(total, dot, tile, token, column, stretch).
 template <class CODE, class SUM, class JOB> VT_FN void multiply_exactly(const JOB& job) {
     VT_SHARED(memory);

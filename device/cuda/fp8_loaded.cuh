@@ -1,11 +1,12 @@
-// Products of e4m3 operands whose tiles the copy engine brings: out[m, n] = sum_k a[m, k] b[n, k].
+// Products of 8-bit operands whose tiles the copy engine brings: out[m, n] = sum_k a[m, k] b[n, k].
 //
 // Clusters of two blocks take tiles of the same tokens and neighbouring weights: each fetches half of the tokens for both,
 // and its own weights. One thread of the first group asks for 128 bytes of k of all rows at a time, as many stages ahead
-// as shared memory has room for; the other groups multiply. After 128 products sums leave the tensor cores, which keep too
-// few bits of them, for float32 (fp8_tiles.cuh): one group adds up while the other multiplies, and where registers suffice
-// a group multiplies the next stage at the same time. Which operand has the 64 rows of an instruction, how wide tiles are
-// and how many groups share them does not show in a sum.
+// as shared memory has room for; the other groups multiply. Sums of int8 are exact and stay on the tensor cores. Those of
+// e4m3 leave them after 128 products, since they keep too few bits there, for float32: one group adds up while the other
+// multiplies, and where registers suffice a group multiplies the next stage at the same time. Which operand has the 64 rows
+// of an instruction, how wide tiles are and how many groups share them does not show in a sum. Scales for each 128 of k come
+// with their stage too: at few tokens nothing else is ahead of its use.
 #pragma once
 #include "copy_engine.cuh"
 #include "fp8_tiles.cuh"
@@ -13,8 +14,10 @@
 #if VT_TILES
 
 // TOKENS, WEIGHTS: rows of a tile. GROUPS multiply: the rows of the left operand are dealt out to them or, where BESIDE,
-// those of the right one. TOKENS_LEFT: the tokens are the left operand, whose 64 rows an instruction takes. JOB: as for
-// `multiply_tiles`, and where TOKENS_LEFT column_ends(), row_scale(), end(), real(), vectors, out.
+// those of the right one. TOKENS_LEFT: the tokens are the left operand, whose 64 rows an instruction takes. JOB: what the
+// tiles are and what becomes of their sums, of type SUM and EXACT or not: grid, tiles(), tile(number), depth, where there
+// are scales for each 128 of k (SCALED) token_scales(), weight_scales(), scale_at(block), scale(word, block), and in the end
+// write() or, where TOKENS_LEFT, column_ends(), row_end(), end(), pair(), columns, vectors, out.
 template <int TOKENS, int WEIGHTS, int GROUPS, bool TOKENS_LEFT, bool BESIDE, class JOB>
 VT_FN void multiply_loaded(const TensorMap& tokens_map, const TensorMap& weights_map, const JOB& job, int stages, u8* memory) {
     constexpr int LEFT = TOKENS_LEFT ? TOKENS : WEIGHTS, RIGHT = TOKENS_LEFT ? WEIGHTS : TOKENS;
@@ -22,16 +25,17 @@ VT_FN void multiply_loaded(const TensorMap& tokens_map, const TensorMap& weights
     constexpr int STAGE = (TOKENS + WEIGHTS) * K_TILE, HALF = TOKENS / 2, PITCH = WEIGHTS + 4;
     constexpr int LEAVING = TOKENS_LEFT ? GROUPS * 64 * 128 : TOKENS * PITCH * 4;
     constexpr int SCALERS = TOKENS > 64 ? 64 : 32;  // threads that fetch scales
+    typedef typename JOB::SUM SUM;
     static_assert(WAVES == 1 || !BESIDE, "");
     u8 *tiles = memory + (-(u64)memory & 1023), *leaving = tiles + stages * STAGE;
     u64 *full = (u64*)(leaving + LEAVING), *empty = full + MOST_STAGES;
-    unsigned* words = (unsigned*)(empty + MOST_STAGES);  // the tokens' scales, TOKENS a stage
+    unsigned *weight_words = (unsigned*)(empty + MOST_STAGES), *words = weight_words + MOST_STAGES;  // scales: one, TOKENS a stage
     int thread = (int)threadIdx.x, rank = block_of_cluster();
     if (thread == 0) {
         map_ahead(tokens_map);
         map_ahead(weights_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(full + s, JOB::SCALED ? 1 + SCALERS : 1);
+            barrier_init(full + s, JOB::SCALED ? 2 + SCALERS : 1);
             barrier_init(empty + s, CLUSTER * 4 * GROUPS);
         }
         barriers_ready();
@@ -91,44 +95,53 @@ VT_FN void multiply_loaded(const TensorMap& tokens_map, const TensorMap& weights
                 }
                 copies_arrive();
             }
+        } else if (JOB::SCALED && thread == 96) {
+            if constexpr (JOB::SCALED) {
+                for (i64 number = blockIdx.x / CLUSTER; number < all; number += step) {
+                    Tile tile = tile_at(number);
+                    if (tile.expert < 0) continue;
+                    const float* weights = job.weight_scales(tile);
+                    for (int block = 0; block < blocks; ++block) {
+                        barrier_wait(empty + stage, parity ^ 1);
+                        copy_word(weight_words + stage, weights + block);
+                        barrier_arrive_with_copies(full + stage);
+                        if (++stage == stages) stage = 0, parity ^= 1;
+                    }
+                }
+                copies_arrive();
+            }
         }
     } else {
         registers_up<GROUPS == 2 ? 224 : 240>();
         int own = thread - FETCHING, group = own >> 7, lane = own & 127;
-        float total[WAVES][SUMS];
+        SUM total[WAVES][SUMS];
         for (i64 number = blockIdx.x / CLUSTER; number < all; number += step) {
             Tile tile = tile_at(number);
 #pragma unroll
             for (int w = 0; w < WAVES; ++w)
 #pragma unroll
-                for (int i = 0; i < SUMS; ++i) total[w][i] = 0.0f;
+                for (int i = 0; i < SUMS; ++i) total[w][i] = 0;
             if (tile.expert >= 0 && blocks > 0) {
-                const float* weights = nullptr;
-                if constexpr (JOB::SCALED) weights = job.weight_scales(tile, TOKENS_LEFT || BESIDE ? 0 : group);
-                auto weight_of = [&](int block) {  // asked for early: it comes from far
-                    if constexpr (JOB::SCALED) return vt_load(weights + (block < blocks ? block : blocks - 1));
-                    return 1.0f;
-                };
                 auto arrived = [&] {
                     barrier_wait(full + stage, parity);
                     int here = stage;
                     if (++stage == stages) stage = 0, parity ^= 1;
                     return here;
                 };
-                auto multiply = [&](float(&part)[SUMS], int from, int wave) {
+                auto multiply = [&](SUM(&part)[SUMS], int from, int wave, bool add) {
                     const u8* here = tiles + from * STAGE;
                     u64 left = tile_of(here + (TOKENS_LEFT ? 0 : TOKENS * K_TILE) + (BESIDE ? 0 : group * WAVES + wave) * 64 * K_TILE);
                     u64 right = tile_of(here + (TOKENS_LEFT ? TOKENS * K_TILE : 0) + (BESIDE ? group * N * K_TILE : 0));
                     products_begin();
 #pragma unroll
-                    for (int s = 0; s < K_TILE / 32; ++s) multiply_tile(part, further(left, s), further(right, s), s > 0);
+                    for (int s = 0; s < K_TILE / 32; ++s) multiply_tile(part, further(left, s), further(right, s), add || s > 0);
                     products_close();
                 };
                 auto release = [&](int from) {
                     lanes_meet();
                     if ((lane & 31) < CLUSTER) barrier_arrive_at(empty + from, lane & 31);
                 };
-                auto join = [&](const float(&part)[SUMS], int from, int wave, int block, float weight) {
+                auto join = [&](const SUM(&part)[SUMS], int from, int wave, int block) {
                     if constexpr (!JOB::SCALED) {
                         if (wave == WAVES - 1) release(from);
 #pragma unroll
@@ -136,12 +149,14 @@ VT_FN void multiply_loaded(const TensorMap& tokens_map, const TensorMap& weights
                     } else if constexpr (TOKENS_LEFT) {
                         const unsigned* mine = words + from * TOKENS + (group * WAVES + wave) * 64 + 16 * (lane >> 5) + (lane & 31) / 4;
                         unsigned high = mine[0], low = mine[8];
+                        float weight = vt_float((int)weight_words[from]);
                         if (wave == WAVES - 1) release(from);
                         float upper = job.scale(high, block) * weight, lower = job.scale(low, block) * weight;
 #pragma unroll
                         for (int i = 0; i < SUMS; ++i) total[wave][i] = vt_fma(i & 2 ? lower : upper, part[i], total[wave][i]);
                     } else {
                         const unsigned* mine = words + from * TOKENS + (BESIDE ? group * N : 0) + 2 * (lane & 3);
+                        float weight = vt_float((int)weight_words[from]);
 #pragma unroll
                         for (int i = 0; i < SUMS; i += 4) {
                             float even = job.scale(mine[2 * i], block) * weight, odd = job.scale(mine[2 * i + 1], block) * weight;
@@ -153,46 +168,53 @@ VT_FN void multiply_loaded(const TensorMap& tokens_map, const TensorMap& weights
                         release(from);
                     }
                 };
-                if constexpr (WAVES == 1) {
-                    float one[SUMS], other[SUMS];
-                    float weight = weight_of(0), next = weight_of(1);
+                if constexpr (JOB::EXACT) {
+                    int before = 0;
+                    for (int block = 0; block < blocks; ++block) {
+                        int here = arrived();
+#pragma unroll
+                        for (int w = 0; w < WAVES; ++w) multiply(total[w], here, w, block > 0);
+                        products_wait<WAVES>();
+                        if (block > 0) release(before);
+                        before = here;
+                    }
+                    products_wait<0>();
+                    release(before);
+                } else if constexpr (WAVES == 1) {
+                    SUM one[SUMS], other[SUMS];
                     int here = arrived(), there, block = 0;
-                    multiply(one, here, 0);
+                    multiply(one, here, 0, false);
                     for (; block + 2 < blocks; block += 2) {
                         there = arrived();
-                        multiply(other, there, 0);
+                        multiply(other, there, 0, false);
                         products_wait<1>();
-                        join(one, here, 0, block, weight);
-                        weight = weight_of(block + 2);
+                        join(one, here, 0, block);
                         here = arrived();
-                        multiply(one, here, 0);
+                        multiply(one, here, 0, false);
                         products_wait<1>();
-                        join(other, there, 0, block + 1, next);
-                        next = weight_of(block + 3);
+                        join(other, there, 0, block + 1);
                     }
                     if (block + 1 < blocks) {
                         there = arrived();
-                        multiply(other, there, 0);
+                        multiply(other, there, 0, false);
                         products_wait<1>();
-                        join(one, here, 0, block, weight);
+                        join(one, here, 0, block);
                         products_wait<0>();
-                        join(other, there, 0, block + 1, next);
+                        join(other, there, 0, block + 1);
                     } else {
                         products_wait<0>();
-                        join(one, here, 0, block, weight);
+                        join(one, here, 0, block);
                     }
                 } else {
-                    float weight = weight_of(0);
                     for (int block = 0; block < blocks; ++block) {
-                        float part[SUMS], next = weight_of(block + 1);
+                        SUM part[SUMS];
                         int here = arrived();
 #pragma unroll
                         for (int w = 0; w < WAVES; ++w) {
-                            multiply(part, here, w);
+                            multiply(part, here, w, false);
                             products_wait<0>();
-                            join(part, here, w, block, weight);
+                            join(part, here, w, block);
                         }
-                        weight = next;
                     }
                 }
             }
@@ -209,12 +231,12 @@ VT_FN void multiply_loaded(const TensorMap& tokens_map, const TensorMap& weights
 #pragma unroll
                         for (int h = 0; h < 2; ++h) {
                             int row = 16 * (lane >> 5) + 8 * h + (lane & 31) / 4;
-                            float scale = job.row_scale(tile, top + row);
+                            auto end = job.row_end(tile, top + row);
 #pragma unroll
                             for (int j = 0; j < 8; ++j) {
-                                const float* sums = total[w] + 32 * c + 4 * j + 2 * h;
+                                const SUM* sums = total[w] + 32 * c + 4 * j + 2 * h;
                                 *(unsigned*)(mine + place(row, j) + 4 * (lane & 3)) =
-                                    narrow_bf16(job.end(sums[0], scale, ends[2 * j]), job.end(sums[1], scale, ends[2 * j + 1]));
+                                    job.pair(job.end(sums[0], end, ends[2 * j]), job.end(sums[1], end, ends[2 * j + 1]));
                             }
                         }
                         group_meets(group);
@@ -238,7 +260,7 @@ VT_FN void multiply_loaded(const TensorMap& tokens_map, const TensorMap& weights
                     }
                 }
             } else {
-                float* results = (float*)leaving;
+                SUM* results = (SUM*)leaving;
 #pragma unroll
                 for (int w = 0; w < WAVES; ++w)
 #pragma unroll

@@ -2,14 +2,15 @@
 //
 // The ladder:
 // 1. exact_*: MIRROR's order, on any GPU, for any width, stride and address (fp8_exact.cuh).
-// 2. tiles_*: Hopper's tensor cores (fp8_tiles.cuh), for rows at multiples of 16 bytes. 64 weight rows by 16, 64 or 128
-//    tokens a block where weights are what is read; 128 by 128 from two token tiles on. Since the next step for int8 only.
-// 3. loaded_*: for e4m3, the copy engine brings the tiles (fp8_loaded.cuh): what a block reads no longer costs its threads
+// 2. Hopper's tensor cores, for rows at multiples of 16 bytes, fed by threads (gone since): 64 weight rows by 16, 64 or 128
+//    tokens a block where weights are what is read; 128 by 128 from two token tiles on.
+// 3. loaded_*: the copy engine brings the tiles (fp8_loaded.cuh): what a block reads no longer costs its threads
 //    instructions, and two blocks share what they both read. 256 tokens by 128 weight rows where there are enough of both.
 #include "fp8_exact.cuh"
 #include "fp8_loaded.cuh"
 
-template <class SUM> struct Scaled {
+template <class SUM_> struct Scaled {
+    typedef SUM_ SUM;
     static constexpr bool EXACT = (SUM)0.5f == (SUM)0, SCALED = false;  // EXACT: int8
     i64 grid;
     const u8 *a, *b;
@@ -23,7 +24,7 @@ template <class SUM> struct Scaled {
     int bias_kind, out_kind;
     bool through_bf16, vectors;
 
-    template <int TOKENS, int ROWS> VT_MEMBER Order order() const { return {(rows + TOKENS - 1) / TOKENS, (columns + ROWS - 1) / ROWS}; }
+    template <int TOKENS, int ROWS> VT_MEMBER Order order() const { return {(rows + TOKENS - 1) / TOKENS, (columns + ROWS - 1) / ROWS, TURN / TOKENS}; }
     template <int TOKENS, int ROWS> VT_MEMBER i64 tiles() const { return order<TOKENS, ROWS>().count(); }
     template <int TOKENS, int ROWS> VT_MEMBER Tile tile(i64 number) const {
         i64 down, across;
@@ -35,27 +36,26 @@ template <class SUM> struct Scaled {
     VT_MEMBER SUM join_one(SUM total, SUM dot, const Tile&, int, int, i64) const { return dot; }
 
     // A result from what its column has, what its row has, and its sum.
-    struct Ends { float scale, addend; };
+    struct Ends { float scale, addend; int adj; };
+    struct RowEnd { float scale; int azp; };
     VT_MEMBER Ends ends_of(i64 column) const {
         float addend[1] = {0.0f};
         if (bias) load(addend, bias, column, bias_kind);
-        return {alpha ? alpha[0] : scale_b[by_column ? column : 0], addend[0]};
+        return {alpha ? alpha[0] : scale_b[by_column ? column : 0], addend[0], EXACT && azp_adj ? azp_adj[column] : 0};
     }
-    VT_MEMBER float scale_of(i64 token) const { return alpha ? 1.0f : scale_a[by_row ? token : 0]; }
-    VT_MEMBER float end(float sum, float row, const Ends& ends) const {
-        float scaled = ends.scale * sum;
-        if (alpha) return through_bf16 ? through(scaled, BF16) : scaled;
-        return bias ? vt_fma(row, scaled, ends.addend) : row * scaled;
-    }
-    VT_MEMBER Ends column_ends(const Tile& tile, int column) const { return ends_of(column < tile.columns ? tile.column + column : 0); }
-    VT_MEMBER float row_scale(const Tile& tile, int row) const { return scale_of(row < tile.tokens ? tile.token + row : 0); }
-
-    VT_MEMBER float finish(SUM sum, i64 token, i64 column) const {
+    VT_MEMBER RowEnd row_of(i64 token) const { return {alpha ? 1.0f : scale_a[by_row ? token : 0], EXACT && azp ? azp[token] : 1}; }
+    VT_MEMBER float end(SUM sum, const RowEnd& row, const Ends& ends) const {
         float total = (float)sum;
         if constexpr (EXACT)
-            if (azp_adj) total = (float)((i64)sum - (i64)azp_adj[column] * (azp ? azp[token] : 1));
-        return end(total, scale_of(token), ends_of(column));
+            if (azp_adj) total = (float)((i64)sum - (i64)ends.adj * row.azp);
+        float scaled = ends.scale * total;
+        if (alpha) return through_bf16 ? through(scaled, BF16) : scaled;
+        return bias ? vt_fma(row.scale, scaled, ends.addend) : row.scale * scaled;
     }
+    VT_MEMBER unsigned pair(float x, float y) const { return EXACT && out_kind == F16 ? narrow_f16(x, y) : narrow_bf16(x, y); }
+    VT_MEMBER Ends column_ends(const Tile& tile, int column) const { return ends_of(column < tile.columns ? tile.column + column : 0); }
+    VT_MEMBER RowEnd row_end(const Tile& tile, int row) const { return row_of(row < tile.tokens ? tile.token + row : 0); }
+
     VT_MEMBER void write(const Tile& tile, const SUM* sums, int pitch, int across, int thread, int threads) const {
         int groups = across / 8;
         for (int e = thread; e < tile.rows * groups; e += threads) {
@@ -65,7 +65,7 @@ template <class SUM> struct Scaled {
             float x[8];
             int count = tile.columns - first < 8 ? tile.columns - first : 8;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = i < count ? finish(sums[row * pitch + first + i], token, column + i) : 0.0f;
+            for (int i = 0; i < 8; ++i) x[i] = i < count ? end(sums[row * pitch + first + i], row_of(token), ends_of(column + i)) : 0.0f;
             if (vectors && count == 8) {
                 store(out, at, x, out_kind);
             } else {
@@ -92,27 +92,21 @@ extern "C" __global__ void __launch_bounds__(256, 2) exact_e4m3(PARAMETERS) { JO
 extern "C" __global__ void __launch_bounds__(256, 2) exact_s8(PARAMETERS) { JOB(int) multiply_exactly<int, int>(job); }
 
 #if VT_TILES
-#define TILES(name, TOKENS, GROUPS)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, 1) name(PARAMETERS) {                             \
-        VT_SHARED(memory);                                                                                             \
-        JOB(int)                                                                                                       \
-        multiply_tiles<TOKENS, GROUPS>(job, (int)stages, memory);                                                      \
-    }
-TILES(tiles_s8_16, 16, 1)
-TILES(tiles_s8_64, 64, 1)
-TILES(tiles_s8_128, 128, 1)
-TILES(tiles_s8_128_by_2, 128, 2)
-
-#define LOADED(name, TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE)                                                      \
+#define LOADED(SUM, name, TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE)                                                      \
     extern "C" __global__ void VT_CLUSTER __launch_bounds__(128 + 128 * GROUPS, 1)                                     \
         name(VT_MAP tokens_map, VT_MAP weights_map, PARAMETERS) {                                                      \
         VT_SHARED(memory);                                                                                             \
-        JOB(float)                                                                                                     \
+        JOB(SUM)                                                                                                       \
         multiply_loaded<TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE>(tokens_map, weights_map, job, (int)stages, memory); \
     }
-LOADED(loaded_e4m3_16, 16, 64, 1, false, false)
-LOADED(loaded_e4m3_64, 64, 64, 1, false, false)
-LOADED(loaded_e4m3_128, 128, 64, 2, false, true)
-LOADED(loaded_e4m3_128_by_128, 128, 128, 2, true, false)
-LOADED(loaded_e4m3_256_by_128, 256, 128, 2, true, false)
+LOADED(float, loaded_e4m3_16, 16, 64, 1, false, false)
+LOADED(float, loaded_e4m3_64, 64, 64, 1, false, false)
+LOADED(float, loaded_e4m3_128, 128, 64, 2, false, true)
+LOADED(float, loaded_e4m3_128_by_128, 128, 128, 2, true, false)
+LOADED(float, loaded_e4m3_256_by_128, 256, 128, 2, true, false)
+LOADED(int, loaded_s8_16, 16, 64, 1, false, false)
+LOADED(int, loaded_s8_64, 64, 64, 1, false, false)
+LOADED(int, loaded_s8_128, 128, 64, 2, false, true)
+LOADED(int, loaded_s8_128_by_128, 128, 128, 2, true, false)
+LOADED(int, loaded_s8_256_by_128, 256, 128, 2, true, false)
 #endif
