@@ -131,3 +131,32 @@ def test_w4a8_product(benchmark, side):
 
     compare(benchmark, side, f"cutlass_w4a8_mm 32x{K}x{N}", oracle.cutlass_w4a8_mm, peer, codes, words(K // 8, N),
             tables, np.ones(N, np.float32), np.ones(32, np.float32))  # fmt: skip
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_w4a8_experts(benchmark, side):
+    """Four experts of eight rows, of half the columns."""
+    experts, rows, wide = 4, 32, N // 2
+    codes = (RNG.integers(-0x7E, 0x7F, (rows, K)) % 0xFF).astype(np.uint8)
+    scales_of = RNG.integers(0, 0x67, (experts * K // GROUP, wide)).astype(np.uint8)
+    tables = oracle.cutlass_pack_scale_fp8(scales_of).reshape(experts, K // GROUP, wide, 8)
+    packed = words(experts * wide, K // 8).reshape(experts, wide, K // 8)
+    offsets = np.arange(experts) * (rows // experts)
+    sizes = np.array([[wide, rows // experts, K]] * experts, np.int32)
+
+    def peer(a, w, token, channel, t, offsets, sizes):
+        import torch
+
+        out = torch.zeros(rows, wide, dtype=torch.bfloat16)
+        for e, begin in enumerate(offsets.tolist()):
+            own = slice(begin, begin + int(sizes[e, 1]))
+            q = nibbles(w[e], 1).t().reshape(-1, GROUP, wide)
+            entry = torch.gather(t[e].transpose(1, 2), 1, (q & 7).long())
+            value = torch.where(q > 7, entry, entry ^ 128).view(K, wide).view(torch.float8_e4m3fn).double()
+            product = a[own].view(torch.float8_e4m3fn).double() @ value
+            out[own] = (channel[e] * (token[own, None] * product)).bfloat16()
+        return out
+
+    compare(benchmark, side, f"cutlass_w4a8_moe_mm {rows}x{K}x{wide}, {experts} experts", oracle.cutlass_w4a8_moe_mm,
+            peer, codes, packed, np.ones(rows, np.float32), np.ones((experts, wide), np.float32), tables, offsets,
+            sizes)  # fmt: skip

@@ -79,6 +79,8 @@ from . import (
     ssm,
     state_cache,
     token_masks,
+    w4a8,
+    w4a8_matmul,
     wna16,
 )
 from .arrays import DeviceArrays
@@ -93,7 +95,7 @@ __all__ = [
     "machete", "mamba_norm", "marlin", "marlin_fp4", "marlin_matmul", "matmul", "moe", "moe_marlin", "moe_routing",
     "moe_wna16", "mxfp4", "norm", "norm_quant", "numba_cuda", "quant_fp8", "quant_int8", "rope", "rope_fused",
     "sampling", "selective_scan", "splits", "ssd", "ssd_loop", "ssd_scan", "ssm", "state_cache", "token_masks",
-    "wna16",
+    "w4a8", "w4a8_matmul", "wna16",
 ]  # fmt: skip
 
 register("cuda", cache(DeviceArrays))

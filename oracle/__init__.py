@@ -146,7 +146,7 @@ from .w4a8 import (
     w4a8_dequantize,
     w4a8_quantize_scales,
 )
-from .w4a8_matmul import cutlass_w4a8_mm
+from .w4a8_matmul import cutlass_w4a8_mm, cutlass_w4a8_moe_mm
 from .wna16 import awq_pack, awq_unpack, gptq_pack, gptq_unpack, quantize_weights
 
 __all__ = [
@@ -194,6 +194,7 @@ __all__ = [
     "cutlass_scaled_mm",
     "cutlass_scaled_mm_azp",
     "cutlass_w4a8_mm",
+    "cutlass_w4a8_moe_mm",
     "dequantize_ds_mla",
     "dequantize_kv_fp8",
     "dequantize_kv_heads",

@@ -59,6 +59,9 @@ def _finite_groups(arguments, axes):
         raise refuse("scales", "a NaN or an infinity", "finite numbers")
 
 
+_finite_groups.finite = ("scales",)
+
+
 @op(
     row=ROW,
     rows="...",
@@ -162,7 +165,12 @@ def cutlass_encode_and_reorder_int4b(nx, b):
 
 def encoded_rows(b: np.ndarray) -> np.ndarray:
     """Encoded codes [K, N] of reordered words [K / 8, N]."""
-    return lowbit.fragment_rows(lowbit.unpack(b.T.reshape(-1), 4, 0), 8 * b.shape[0], b.shape[1])
+    return encoded_columns(b.T)
+
+
+def encoded_columns(b: np.ndarray) -> np.ndarray:
+    """Encoded codes [K, N] of reordered words [N, K / 8], a column's words side by side."""
+    return lowbit.fragment_rows(lowbit.unpack(b.reshape(-1), 4, 0), 8 * b.shape[1], b.shape[0])
 
 
 @op(upstream="vllm/_custom_ops.py: cutlass_encode_and_reorder_int4b, undone", **_WORDS)

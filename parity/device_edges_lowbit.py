@@ -24,6 +24,14 @@ def _gptq(M: int, K: int, N: int, G: int, kind: str, bits: int = 4, **more) -> d
     return {"M": M, "K": K, "W": K * bits // 32, "N": N, "G": G, "bits": bits, "a": kind, **more}
 
 
+def _w4a8(M: int, K: int, N: int) -> dict:
+    return {"M": M, "K": K, "N": N, "G": K // 128}
+
+
+def _experts(P: int, K: int, N: int, E: int) -> dict:
+    return {"P": P, "K": K, "N": N, "G": K // 128, "E": E}
+
+
 _PERM, _SHUFFLED = {"b_g_idx": "int32"}, {"use_exllama": True}
 
 EDGES: dict[str, list[dict]] = {
@@ -104,5 +112,16 @@ EDGES: dict[str, list[dict]] = {
           for M in (5, 18) for kind in _KINDS for quant_type in ("uint4", "uint8", "uint4b8", "uint8b128")),
         _machete(70, 1152, 128, 9, "bfloat16", "uint4b8"), _machete(3, 192, 128, 1, "float16", "uint4"),
     ],
+    "w4a8_quantize_scales": [
+        {"...": (rows,), "C": width, "rounding": rounding}
+        for rows, width in ((9, 64), (300, 3)) for rounding in ("vllm", "vllm_native")
+    ],
+    "convert_packed_uint4b8_to_signed_int4": [{"R": 9, "C": 70}, {"R": 0, "C": 8}],
+    "cutlass_encode_and_reorder_int4b": [{"W": 32, "N": 48}],
+    "cutlass_decode_int4b": [{"W": 32, "N": 48}],
+    "cutlass_pack_scale_fp8": [{"G": 5, "N": 127}],
+    "w4a8_dequantize": [{"G": 2, "N": 33}],
+    "cutlass_w4a8_mm": [_w4a8(9, 1280, 128), _w4a8(16, 256, 256), _w4a8(70, 128, 128)],
+    "cutlass_w4a8_moe_mm": [_experts(40, 256, 128, 2), _experts(90, 128, 128, 3)],
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op."""

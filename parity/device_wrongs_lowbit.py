@@ -26,6 +26,21 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "zero points of 8 bits interleaved": ("if (c.layout == ZEROS) at = at / count * count + joined",
                                               "at = at / count * count + joined"),
     },
+    "w4a8": {
+        "a sixteenth": ("* 0.125f", "* 0.0625f"),
+        "zeros become eight": ("(0x88888888u - (w & 0x77777777u)) & 0x77777777u", "(0x88888888u - (w & 0x77777777u))"),
+        "a code too few": ("* (float)(i - 8)", "* (float)(i - 7)"),
+        "halves turned round": ("4 + 2 * half + t / 2", "4 + 2 * (1 - half) + t / 2"),
+        "the upper columns' nibbles": ("k % 4 + n % 16 / 8 * 4", "k % 4"),
+    },
+    "w4a8_matmul": {
+        "zero from the table": ("(negative.x ^ 0x80808080u) & 0xffffff00u", "negative.x ^ 0x80808080u"),
+        "signs turned round": ("0x7654u ^ (w >> 1 & 0x4444u)", "0x3210u ^ (w >> 1 & 0x4444u)"),
+        "parts forgotten": ("*at = part ? *at + sum[j][e][i] : sum[j][e][i];", "*at = sum[j][e][i];"),
+        "another expert's channels": ("channel[expert * columns + left + c + i]", "channel[left + c + i]"),
+        "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),
+        "rows beyond the expert's": ("if (top + m >= own.count) break;", ""),
+    },
     "machete": {
         "zeros left out": ("W::ZEROS_ADDED ? zero[p] : N::MINUS_ZERO", "N::MINUS_ZERO"),
         "the sign of the eighth bit": ("bias ? N::MINUS_ZERO : 0x43004300u", "N::MINUS_ZERO"),

@@ -132,23 +132,54 @@ def test_the_table_gives_the_products():
     assert (w & 0x7F).tolist() == want
 
 
+def exact(a, q, s, channel, token) -> tuple[list[list[float]], np.ndarray]:
+    """(columns of weights, products of sums that round once, scaled and stored) of codes q and scales' codes s."""
+    w = [[weight(c, int(s[k // 128, n])) for n, c in enumerate(row)] for k, row in enumerate(q.tolist())]
+    columns = [[float(value(code)) for code in column] for column in zip(*w)]
+    rows = [[float(value(code)) for code in row] for row in a.tolist()]
+    out = [[rounded(math.fsum(x * y for x, y in zip(row, column)) * t * c, "bfloat16")
+            for column, c in zip(columns, floats(channel))] for row, t in zip(rows, floats(token))]  # fmt: skip
+    return columns, np.array(out, F32).reshape(len(a), len(columns)).astype(ml_dtypes.bfloat16)
+
+
 @checks("cutlass_w4a8_mm", cases=[case(M=m, K=k) for m, k in ((3, 256), (1, 128), (0, 128))])
 def test_products_against_exact_sums(case):
     rng = np.random.Generator(np.random.PCG64(4))
     q, s = codes(4, case.K, 128, seed=4), fp8_scales(case.K // 128, 128, 4)
     a = (rng.integers(-0x7E, 0x7F, (case.M, case.K)) % 0xFF).astype(U8)
     channel, token = (np.abs(draw((size,), "float32", 5, 0.01)) for size in (128, case.M))
-    w = [[weight(c, int(s[k // 128, n])) for n, c in enumerate(row)] for k, row in enumerate(q.tolist())]
-    columns = [[float(value(code)) for code in column] for column in zip(*w)]
-    rows = [[float(value(code)) for code in row] for row in a.tolist()]
-    want = [[rounded(math.fsum(x * y for x, y in zip(row, column)) * t * c, "bfloat16")
-             for column, c in zip(columns, floats(channel))] for row, t in zip(rows, floats(token))]  # fmt: skip
+    columns, want = exact(a, q, s, channel, token)
     call = (oracle.cutlass_encode_and_reorder_int4b(packed(q, 4, 0)), oracle.cutlass_pack_scale_fp8(s), channel, token)
     got = oracle.cutlass_w4a8_mm(a, *call)
-    assert_bytes(got, np.array(want, F32).reshape(case.M, 128).astype(ml_dtypes.bfloat16))
+    assert_bytes(got, want)
     sums = oracle.matmul_bt.mirror(a.view(E4M3).astype(F32), np.array(columns, F32))
     mirror = channel * (token[:, None] * sums)
     assert_bytes(oracle.cutlass_w4a8_mm.mirror(a, *call), oracle.cast_bf16(mirror))
+
+
+@checks("cutlass_w4a8_moe_mm")
+def test_experts_against_exact_sums():
+    """Three experts out of order, one of them without rows, and rows of nobody before, between and behind them."""
+    rng, rows = np.random.Generator(np.random.PCG64(9)), {0: range(6, 8), 1: range(0), 2: range(1, 4)}
+    a = (rng.integers(-0x7E, 0x7F, (9, 128)) % 0xFF).astype(U8)
+    q, s = codes(4, 3, 128, 128, seed=9), fp8_scales(3, 128, 9)
+    channel, token = np.abs(draw((3, 128), "float32", 10, 0.01)), np.abs(draw((9,), "float32", 11, 0.01))
+    want = np.zeros((9, 128), ml_dtypes.bfloat16)
+    for e, own in rows.items():
+        want[own] = exact(a[own], q[e], s[e : e + 1], channel[e], token[own])[1]
+    words_of = [oracle.cutlass_encode_and_reorder_int4b(packed(each, 4, 0)).T for each in q]
+    call = {
+        "a_tensors": a, "b_tensors": np.ascontiguousarray(words_of), "a_scales": token, "b_scales": channel,
+        "b_group_scales": oracle.cutlass_pack_scale_fp8(s)[:, None],
+        "expert_offsets": np.array([own.start for own in rows.values()]),
+        "problem_sizes": np.array([[128, len(own), 128] for own in rows.values()], np.int32),
+    }  # fmt: skip
+    got = oracle.cutlass_w4a8_moe_mm(**call)
+    assert_bytes(got, want)
+    mirror = oracle.cutlass_w4a8_moe_mm.mirror(**call)
+    for e, own in rows.items():
+        alone = call["b_tensors"][e].T, call["b_group_scales"][e], channel[e], token[own]
+        assert_bytes(mirror[own], oracle.cutlass_w4a8_mm.mirror(a[own], *alone))
 
 
 @checks("cutlass_w4a8_mm", "w4a8_quantize_scales")
@@ -168,6 +199,9 @@ def test_a_layer_from_its_weights():
 
 A, Q, GS = np.zeros((2, 128), U8), words(16, 128), fp8_scales(1, 128, 8)
 T, ONE, TWO = oracle.cutlass_pack_scale_fp8(GS), np.ones(128, F32), np.ones(2, F32)
+Q2, T2 = np.ascontiguousarray([Q.T, Q.T]), np.stack([T, T])
+AT, SIZES = np.array([0, 1]), np.array([[128, 1, 128]] * 2, np.int32)
+EXPERTS = A, Q2, TWO, np.stack([ONE, ONE]), T2
 NAN_CODE = np.full((1, 128), 0xFF, U8)
 WORDS = [
     ("b", lambda f: f(words(9, 16))),
@@ -192,6 +226,19 @@ REFUSED = {
         ("b_q", lambda f: f(A, words(8, 128), T, ONE, TWO)), ("a_token_scales", lambda f: f(A, Q, T, ONE, ONE)),
         ("b_group_scales", lambda f: f(A, Q, np.repeat(T, 2, 0), ONE, TWO)),
         ("b_channel_scales", lambda f: f(A, words(16, 64), T[:, :64].copy(), ONE[:64].copy(), TWO)),
+    ],
+    "cutlass_w4a8_moe_mm": [
+        ("problem_sizes", lambda f: f(*EXPERTS, AT, SIZES[:, ::-1].copy() + 1)),
+        ("problem_sizes", lambda f: f(*EXPERTS, AT, SIZES - np.int32([0, 2, 0]))),
+        ("expert_offsets", lambda f: f(*EXPERTS, AT * 0, SIZES)),
+        ("expert_offsets", lambda f: f(*EXPERTS, AT + 1, SIZES)),
+        ("expert_offsets", lambda f: f(*EXPERTS, AT - 1, SIZES)),
+        ("b_scales", lambda f: f(A, Q2, TWO, np.stack([ONE, ONE]) * math.inf, T2, AT, SIZES)),
+        ("a_scales", lambda f: f(A, Q2, TWO * math.nan, np.stack([ONE, ONE]), T2, AT, SIZES)),
+        ("b_group_scales", lambda f: f(A, Q2, TWO, np.stack([ONE, ONE]), T2 | U8(0x7F), AT, SIZES)),
+        ("b_group_scales", lambda f: f(A, Q2, TWO, np.stack([ONE, ONE]), np.repeat(T2, 2, 1), AT, SIZES)),
+        ("b_tensors", lambda f: f(A, Q2[:, :64].copy(), TWO, np.ones((2, 64), F32), T2[:, :, :64].copy(), AT, SIZES)),
+        ("a_tensors", lambda f: f(A[:, :64].copy(), Q2[:, :, :8].copy(), TWO, np.stack([ONE, ONE]), T2, AT, SIZES)),
     ],
 }  # fmt: skip
 
@@ -224,7 +271,7 @@ mutations("cutlass_encode_and_reorder_int4b", {
 mutations("cutlass_decode_int4b", {
     "still encoded": ("encoded(encoded_rows(b))", "encoded_rows(b)"),
     "the order again": ("inverse(fragment_order())", "fragment_order()", LOWBIT + "fragment_rows"),
-    "words of rows": ("b.T.reshape(-1)", "b.reshape(-1)", "encoded_rows"),
+    "words of rows": ("encoded_columns(b.T)", "encoded_columns(b.reshape(b.shape[::-1]))", "encoded_rows"),
 })  # fmt: skip
 mutations("cutlass_pack_scale_fp8", {
     "from -7": ("np.arange(-8, 0)", "np.arange(-7, 1)"),
@@ -239,6 +286,13 @@ mutations("w4a8_dequantize", {
 mutations("cutlass_w4a8_mm", {
     "signs kept": ("entries[:, 8:] ^ 0x80", "entries[:, 8:]", "looked_up"),
     "zero from the table": ("entries[:, 0] = 0", "pass", "looked_up"),
-    "channels turned round": ("nx.load(b_channel_scales)", "nx.load(b_channel_scales[::-1])"),
-    "no token": ("nx.mul(nx.load(a_token_scales)[:, None], sums)", "sums"),
+    "channels turned round": ("nx.load(channel)", "nx.load(channel[::-1])", "_scaled_sums"),
+    "no token": ("nx.mul(nx.load(token)[:, None], sums)", "sums", "_scaled_sums"),
+})  # fmt: skip
+mutations("cutlass_w4a8_moe_mm", {
+    "the next expert's weights": ("b_tensors[e], b_group", "b_tensors[e - 1], b_group"),
+    "one expert's tables": ("b_group_scales[e], b_scales", "b_group_scales[0], b_scales"),
+    "the last expert's channels": ("b_scales[e], a_scales", "b_scales[-1], a_scales"),
+    "rows one further": ("slice(begin, begin + count)", "slice(begin + 1, begin + count + 1)", "_owned"),
+    "ones for nobody's rows": ("np.zeros((len(a_tensors)", "np.ones((len(a_tensors)"),
 })  # fmt: skip
