@@ -35,8 +35,9 @@ def _experts(P: int, K: int, N: int, E: int) -> dict:
 _PERM, _SHUFFLED = {"b_g_idx": "int32"}, {"use_exllama": True}
 
 EDGES: dict[str, list[dict]] = {
-    "gptq_pack": [{"K": 96, "N": 70, "bits": bits} for bits in (2, 3, 4, 8)] + [{"K": 0, "N": 8, "bits": 4}],
-    "gptq_unpack": [{"W": 12, "N": 70, "bits": bits} for bits in (2, 3, 4, 8)],
+    "gptq_pack": [{"K": 96, "N": 70, "bits": bits} for bits in (2, 3, 4, 8)] + [{"K": 0, "N": 8, "bits": 4}]
+    + [{"K": 96, "N": 72, "bits": bits} for bits in (4, 8)],
+    "gptq_unpack": [{"W": 12, "N": N, "bits": bits} for bits in (2, 3, 4, 8) for N in (70, 72)],
     "awq_pack": [
         {"K": 9, "N": 96, "bits": bits, "interleaved": interleaved}
         for bits, interleaved in ((2, False), (3, False), (4, True), (4, False), (8, True), (8, False))
@@ -48,12 +49,12 @@ EDGES: dict[str, list[dict]] = {
     "sort_weights": [{"K": 300, "N": 5}],
     "permute_cols": [{"M": 5, "K": 130, "x": kind} for kind in ("bfloat16", "float32", "int32")],
     "gptq_shuffle": [
-        {"W": 12, "N": 30, "bits": bits, "P": 384 // bits, **perm}
-        for bits in (2, 3, 4, 8) for perm in ({}, {"q_perm": "int32"})
+        {"W": 12, "N": N, "bits": bits, "P": 384 // bits, **perm}
+        for bits in (2, 3, 4, 8) for N in (30, 32) for perm in ({}, {"q_perm": "int32"})
     ],
     "gptq_unshuffle": [
-        {"W": 12, "N": 30, "bits": bits, "P": 384 // bits, **perm}
-        for bits in (2, 3, 4, 8) for perm in ({}, {"q_perm": "int32"})
+        {"W": 12, "N": N, "bits": bits, "P": 384 // bits, **perm}
+        for bits in (2, 3, 4, 8) for N in (30, 32) for perm in ({}, {"q_perm": "int32"})
     ],
     "gptq_dequantize": [
         *({"W": 12, "N": 32, "G": 4, "bits": bits, "scales": kind, "qzeros": "int32"}

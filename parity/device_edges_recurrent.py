@@ -146,6 +146,7 @@ EDGES: dict[str, list[dict]] = {
         {"...": (2,), "W": 8200, "y": "float16"}, {"...": (2,), "W": 33, "groups": 3}, {"...": (0,), "W": 8},
         {"...": (2,), "W": 16400, "groups": 2, "weight": "bfloat16"},
         {"...": (2,), "W": 1032, "y": "float16"}, {"...": (2,), "W": 4096, "weight": "float16"},
+        {"...": (256,), "W": 256, "z": _CODES.astype(np.float32)},
         {"...": (2112,), "W": 16, "groups": 2, "y": "bfloat16", "weight": "bfloat16"},
     ],
     "gdn_state_gather": [

@@ -99,6 +99,30 @@ def test_operands_at_any_address(device, op, M):
     assert_bytes(device.fetch(device.call(op, moved)), want)
 
 
+def _moves():
+    order = RNG.permutation(128).astype(np.int32)
+    along_k, along_n, codes = words(16, 128), words(128, 16), words(128, 128) & 15
+    yield from (("gptq_marlin_repack", {"b_q_weight": along_k, "bits": 4, "perm": perm}) for perm in (None, order))
+    yield "gptq_marlin_repack", {"b_q_weight": along_k, "bits": 4, "is_a_8bit": True}
+    yield "awq_marlin_repack", {"b_q_weight": along_n}
+    yield "machete_prepack_b", {"b_q_weight": along_k, "bits": 4}
+    yield "gptq_shuffle", {"qweight": along_k, "bits": 4, "q_perm": order}
+    yield "gptq_unshuffle", {"qweight": along_k, "bits": 4, "q_perm": order}
+    yield from (("gptq_pack", {"q": codes, "bits": 4}), ("gptq_unpack", {"qweight": along_k, "bits": 4}))
+    yield from (("awq_pack", {"q": codes, "bits": 4}), ("awq_unpack", {"qweight": along_n, "bits": 4}))
+
+
+@pytest.mark.parametrize("op, call", list(_moves()), ids=lambda part: part if isinstance(part, str) else "")
+def test_words_at_any_address(device, op, call):
+    """Where no 16-byte access may touch them, codes move one by one, to the same bytes."""
+    name = first_of(call)
+    shifted = device.raw(call[name].nbytes + 4)[4:].view(np.int32).reshape(call[name].shape)
+    shifted[...] = device.send(call[name])
+    want = device.fetch(device.call(op, sent(device, call)))
+    assert_bytes(device.fetch(device.call(op, sent(device, call) | {name: shifted})), want)
+    assert_bytes(want, getattr(oracle, op).mirror(**call))
+
+
 def test_shuffled_weights_take_columns_in_their_order(device):
     """Activation order sorted beforehand and named row by row: the same product, in another order."""
     g_idx = RNG.permutation(K).astype(np.int32) // 128

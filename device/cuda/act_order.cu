@@ -1,7 +1,9 @@
 // Activation order: rows sorted by their group, the activations' columns with them, exllama's words.
-#include "codes.cuh"
+#include "moves.cuh"
 
 MOVE_CODES(act_order_codes)
+MOVE_OF_WORDS(down_to_shuffled, into_words, DOWN, SHUFFLED)
+MOVE_OF_WORDS(shuffled_to_down, into_words, SHUFFLED, DOWN)
 
 // out[m, j] = x[m, perm[j]], or x[m, j] without a perm, elements of 2 or 4 bytes; an index out of range reads column 0.
 extern "C" __global__ void __launch_bounds__(256)

@@ -1,11 +1,16 @@
-// Codes a word and codes packed along K or N, both ways: codes.cuh. The reference quantiser of weights.
+// Codes a word and codes packed along K or N, both ways: moves.cuh, codes.cuh. The reference quantiser of weights.
 //
 // The ladder of the quantiser: a block has a group's rows of 64 columns, as vectors of 8 where addresses allow it, else of
 // 32 columns one by one. It reads them twice, the second time from the first-level cache: what is written, codes of four
 // bytes and the values that they stand for, is most of the bytes.
-#include "codes.cuh"
+#include "moves.cuh"
 
 MOVE_CODES(wna16_codes)
+MOVE_OF_WORDS(plain_to_down, into_words, PLAIN, DOWN)
+QUICK_MOVE(down_to_plain_4, out_of_words<4>((unsigned)units, (unsigned)n, words, out))
+QUICK_MOVE(down_to_plain_8, out_of_words<8>((unsigned)units, (unsigned)n, words, out))
+MOVE_OF_ROWS(plain_to_rows, into_rows)
+MOVE_OF_ROWS(rows_to_plain, out_of_rows)
 
 #define THREADS 256
 
