@@ -32,7 +32,7 @@ def moe_wna16_gemm(x, qweight, scales, ids, weights=None, qzeros=None, *, bits=4
         return NotImplemented
     (target,) = results(_OP, out, (x, qweight, scales, ids, weights, qzeros), ((ids.size, columns), x.dtype))
     if target.size:
-        own = (depth // groups, settled(qweight), scales, qzeros)
+        own = (max(depth // groups, 1), settled(qweight), scales, qzeros)
         product(_OP, "moe_wna16", f"moe_wna16_{bits}", 32, aligned(_OP, x), own, ids, weights, target, columns,
                 experts, out is None)  # fmt: skip
     return target

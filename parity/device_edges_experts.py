@@ -41,7 +41,7 @@ EDGES: dict[str, list[dict]] = {
         _bytes(40, 2, 4, 36, 128, 1, 4, "float16", weights=_F32, R=80, ids=_one_sided(40, 2, 4)),
         _bytes(1, 8, 8, 66, 1056, 33, 4, "bfloat16", qzeros=_U8), _bytes(3, 2, 300, 8, 96, 1, 8, "bfloat16"),
         _bytes(80, 2, 300, 1, 32, 1, 4, "float16"), _bytes(0, 2, 3, 8, 64, 1, 4, "bfloat16"),
-        _bytes(2, 2, 3, 0, 64, 1, 8, "float16"),
+        _bytes(2, 2, 3, 0, 64, 1, 8, "float16"), _bytes(2, 2, 3, 6, 0, 1, 4, "bfloat16", weights=_F32),
     ],
     "moe_wna16_marlin_gemm": [
         *(_words(9, 2, 3, 64, 128, G, quant_type, kind, weights=_F32)
