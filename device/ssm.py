@@ -8,7 +8,7 @@ import numpy as np
 
 from vtlab.ops import providers
 
-from .launch import PROVIDER, kind, map_rows, results, start, vectors
+from .launch import MULTIPROCESSORS, PROVIDER, kind, map_rows, results, start, vectors
 from .scratch import scratch
 from .slots import check_slots
 from .strips import LANES, lanes_of
@@ -16,6 +16,8 @@ from .strips import LANES, lanes_of
 _THREADS = 128
 _FORMS = {16: ("update_16", 4), 128: ("update_128", 2)}
 """By elements of a row: the kernel that holds such rows, and how many of them a thread has."""
+_MANY_ROWS = 2 * MULTIPROCESSORS * 4 * (_THREADS // 4)
+"""Rows of 16 from which on four a thread give every multiprocessor two blocks."""
 _TIED = {True: ("tied", 1), False: ("tied_narrow", 2)}
 """The same for rows of 128 whose A is one number, by whether the state is float32."""
 
@@ -26,6 +28,8 @@ def _form(rows: int, heads: int, dim: int, length: int, tied: bool, wide: bool) 
     if name == "update_128" and not wide:
         return None
     groups = _THREADS // (LANES if length == 128 else LANES // 2)
+    if name == "update_16" and rows * heads * dim < _MANY_ROWS:
+        name, held = "update_16_few", 1
     if not held or dim % (held * groups):
         return None
     return name, rows * heads * (dim // (held * groups))

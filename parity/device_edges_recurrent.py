@@ -128,7 +128,7 @@ EDGES: dict[str, list[dict]] = {
                dst_idx="int32"),
         _mamba(2, 1, 256, 16, D="float32", dt_softplus=False), _mamba(2, 3, 5, 9, A=_tied(3, 5, 9), state="float16"),
         _mamba(2, 2, 16, 64, x="float16", A=_tied(2, 16, 64), state_idx="int32", dst_idx="int32"),
-        _mamba(0, 1, 8, 16),
+        _mamba(264, 1, 128, 16, x="bfloat16", z="bfloat16", dt_bias="float32"), _mamba(0, 1, 8, 16),
     ],
     "linear_attention_decode": [
         {"B": 3, "H": 2, "D": 128, "slots": 4, "q": "bfloat16", "state_idx": "int32"},

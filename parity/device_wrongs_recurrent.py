@@ -87,9 +87,10 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "ssm": {
         "the decayed input": (
-            "S[j] = vt_fma(B[j], puts[r], S[j] * (TIED ? fades[r] : vt_exp(dts[r] * A[j])));",
-            "S[j] = (S[j] + B[j] * puts[r]) * (TIED ? fades[r] : vt_exp(dts[r] * A[j]));",
+            "S[j] = vt_fma(B[j], puts[r], S[j] * (TIED ? fades[r] : LENGTH == 16 ? fade[j] : vt_exp(dts[r] * A[j])));",
+            "S[j] = (S[j] + B[j] * puts[r]) * (TIED ? fades[r] : LENGTH == 16 ? fade[j] : vt_exp(dts[r] * A[j]));",
         ),
+        "exponentials beyond their range": ("vt_abs(x[j]) < NEAR_EXP ? 0u", "true ? 0u"),
         "the first row's step for all": (
             "dts[r] = __shfl_sync(VT_ALL_LANES, dt, begin + r);",
             "dts[r] = __shfl_sync(VT_ALL_LANES, dt, begin);",

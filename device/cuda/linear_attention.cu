@@ -4,19 +4,26 @@
 // four 32 further on. Here the lanes are threads of several warps, so that a warp reads along rows.
 //
 // The ladder:
-// 1. lightning_v1: a column and lane a thread. 2. lightning_v4: four columns, 16-byte accesses. Both have up to 8 loads
-//    under way before the first store.
+// 1. lightning_v1: a column and lane a thread. 2. lightning_v4: four columns, 16-byte accesses. Both have up to 16
+//    loads under way before the first store, so that a head of 128 is one round trip, and keys and queries come with them.
 // 3. tokens_4, tokens_8: a column and lane a thread, up to 16 or 32 keys of a state in its registers along a sequence.
 // 3a. tokens_4_young, tokens_8_young: vLLM's blocks, which read the state before them a decay too young.
 #include "strips.cuh"
 
 #define COLUMNS 8  // groups of columns of a block, device/linear_attention.py
-#define TURNS 2    // of 32 keys, under way at once
+#define TURNS 4    // of 32 keys, under way at once
 
 VT_FN void columns_of(float (&x)[4], const float* base, i64 at) { widen_four(x, fetch_four(base, at, F32), F32); }
 VT_FN void columns_of(float (&x)[1], const float* base, i64 at) { x[0] = base[at]; }
 VT_FN void keep_columns(float* base, i64 at, const float (&x)[4]) { store_four(base, at, x, F32); }
 VT_FN void keep_columns(float* base, i64 at, const float (&x)[1]) { base[at] = x[0]; }
+
+// Four neighbours of q or k from `at` on, as many as there are before `end`; whole fours where columns come in fours.
+template <int V> VT_FN void neighbours(float (&x)[4], const void* base, i64 at, int count, int kind) {
+    if (V == 4) return widen_four(x, fetch_four(base, at, kind), kind);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] = j < count ? load_one(base, at + j, kind) : 0.0f;
+}
 
 // The tree over a column's lanes, `step` apart in shared memory.
 VT_FN float tree_of_column(const float* partial, int step, int lanes) {
@@ -50,20 +57,24 @@ VT_FN void lightning(const void* q, const void* k, const void* v, i64 kind, floa
         for (int i = 0; i < V; ++i) own[i] = load_one(v, vector + column + i, dtype);
         const int end = (size + STRIP_TURN - 1) / STRIP_TURN * STRIP_TURN;
         for (int begin = 4 * lane; begin < end; begin += TURNS * STRIP_TURN) {
+            float keys[TURNS][4], queries[TURNS][4];
 #pragma unroll
-            for (int turn = 0; turn < TURNS; ++turn)
+            for (int turn = 0; turn < TURNS; ++turn) {
+                const int first = begin + turn * STRIP_TURN;
+                if (first >= size) continue;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const int at = begin + turn * STRIP_TURN + j;
-                    if (at < size) columns_of(S[turn][j], base, (i64)at * width);
-                }
+                for (int j = 0; j < 4; ++j)
+                    if (first + j < size) columns_of(S[turn][j], base, (i64)(first + j) * width);
+                neighbours<V>(keys[turn], k, vector + first, size - first, dtype);
+                neighbours<V>(queries[turn], q, vector + first, size - first, dtype);
+            }
 #pragma unroll
             for (int turn = 0; turn < TURNS; ++turn)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const int at = begin + turn * STRIP_TURN + j;
                     if (at < size) {
-                        const float key = load_one(k, vector + at, dtype), query = load_one(q, vector + at, dtype);
+                        const float key = keys[turn][j], query = queries[turn][j];
 #pragma unroll
                         for (int i = 0; i < V; ++i) {
                             S[turn][j][i] = S[turn][j][i] * keep + through(key * own[i], dtype);

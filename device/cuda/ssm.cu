@@ -4,9 +4,12 @@
 // 1. update_any: eight lanes a row of the state (strips.cuh), of any length and alignment.
 // 2. update_16, update_128: rows of that many elements, all of a thread's loads under way together, 16 bytes each. What a
 //    row has but one of - dt through softplus, dt x, silu(z) - one of its lanes makes for it.
+// 2a. update_16_few: one row for each four lanes, where there are not enough rows for all multiprocessors. Exponentials of
+//    what is no less than -80 and no more than 80 are scaled by one product instead of two, and need not be clipped.
 // 3. tied: rows of 128 whose A is one number (Mamba-2's heads): its exponential too is made once a row. One row for each
 //    eight threads: two and four rows a thread were 1 to 4 % slower.
 // 3a. tied_narrow: the same for states of 16 bits, two rows a thread.
+#include "fast.cuh"
 #include "selective_scan.cuh"
 #include "strips.cuh"
 
@@ -65,6 +68,22 @@ struct Own {
     }
 };
 
+#define NEAR_EXP 80.0f
+
+// vt_exp of x[j] = dt A[j]; within NEAR_EXP the power of two is a normal number, and the product with it exact.
+VT_FN void decays(float (&fade)[4], float dt, const float (&A)[4]) {
+    float x[4];
+    unsigned far = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        x[j] = dt * A[j];
+        const vt_scaled g = vt_exp_parts(x[j], 0.0f);
+        fade[j] = (g.hi + g.lo) * vt_float((int)(((unsigned)vt_bits(g.t) << 23) + 0x3f800000u));
+        far |= vt_abs(x[j]) < NEAR_EXP ? 0u : 1u << j;
+    }
+    decide(fade, far, x, x, [](float at, float) { return vt_exp(at); });
+}
+
 // R rows of 4 * LANES * STEPS elements a thread, of one head; TIED: a row's A is one number; STATE: float32, or 16 bits.
 template <int LANES, int STEPS, int R, bool TIED, int STATE> VT_FN void update_rows(const Update& u) {
     constexpr int GROUPS = UPDATE_THREADS / LANES, LENGTH = 4 * LANES * STEPS;
@@ -116,12 +135,15 @@ template <int LANES, int STEPS, int R, bool TIED, int STATE> VT_FN void update_r
         widen_four(C, raw_C[s], u.kind);
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-            float S[4], A[4] = {};
+            float S[4], A[4] = {}, fade[4];
             widen_four(S, raw[r][s], held_kind);
-            if (!TIED) widen_four(A, raw_A[TIED ? 0 : r][s], F32);
+            if (!TIED) {
+                widen_four(A, raw_A[TIED ? 0 : r][s], F32);
+                if (LENGTH == 16) decays(fade, dts[r], A);
+            }
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                S[j] = vt_fma(B[j], puts[r], S[j] * (TIED ? fades[r] : vt_exp(dts[r] * A[j])));
+                S[j] = vt_fma(B[j], puts[r], S[j] * (TIED ? fades[r] : LENGTH == 16 ? fade[j] : vt_exp(dts[r] * A[j])));
                 y[r] = vt_fma(S[j], C[j], y[r]);
             }
             if (target >= 0) store_four(states, kept + (first + r * GROUPS) * LENGTH + 4 * LANES * s, S, kind);
@@ -176,6 +198,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS, 4) update_any(UPDAT
     update_row(THE_UPDATE, rows);
 }
 UPDATE_ROWS(update_16, 4, 4, 1, 4, false, BF16)
+UPDATE_ROWS(update_16_few, 4, 4, 1, 1, false, BF16)
 UPDATE_ROWS(update_128, 4, 8, 4, 2, false, F32)
 UPDATE_ROWS(tied, 6, 8, 4, 1, true, F32)
 UPDATE_ROWS(tied_narrow, 5, 8, 4, 2, true, BF16)
