@@ -15,6 +15,7 @@ from vtlab.ops.arrays import register
 from . import (
     act_order,
     activation,
+    allspark,
     attention,
     attention_merge,
     awq,
@@ -87,9 +88,9 @@ from .arrays import DeviceArrays
 from .errors import DeviceError
 
 __all__ = [
-    "DeviceError", "act_order", "activation", "attach", "attention", "attention_merge", "awq", "causal_conv",
-    "causal_conv_spec", "codes", "cublas", "deep_gemm_moe", "draws", "elementwise", "fp4", "fp4_matmul", "fp8_blocks",
-    "fp8_casts", "fp8_groups", "fp8_matmul", "fp8_weights", "fusion", "gates", "gdn", "gdn_chunk_states",
+    "DeviceError", "act_order", "activation", "allspark", "attach", "attention", "attention_merge", "awq",
+    "causal_conv", "causal_conv_spec", "codes", "cublas", "deep_gemm_moe", "draws", "elementwise", "fp4", "fp4_matmul",
+    "fp8_blocks", "fp8_casts", "fp8_groups", "fp8_matmul", "fp8_weights", "fusion", "gates", "gdn", "gdn_chunk_states",
     "gdn_chunks", "ggml", "ggml_matmul", "gptq", "kda", "kda_chunk_states", "kda_chunks", "kv_blocks", "kv_cache",
     "kv_latent", "kv_quant", "kv_quant_fp4", "kv_quant_heads", "kv_quant_latent", "linear_attention", "logits",
     "machete", "mamba_norm", "marlin", "marlin_fp4", "marlin_matmul", "matmul", "moe", "moe_marlin", "moe_routing",

@@ -14,6 +14,7 @@ from vtlab.ops.table import op
 from .lowbit import (
     FINITE_SCALES,
     HALVES,
+    STORED_TWICE,
     WEIGHT_ROUNDS,
     dequantised,
     finite,
@@ -148,7 +149,7 @@ def _weights(nx, call):
     returns={"out": Tensor("M n", like="a")},
     rounding=WEIGHT_ROUNDS,
     order=str(ORDER),
-    parity=Parity("bytes"),
+    parity=STORED_TWICE,
     mirror=product_bound(_weights, "a"),
     nan=FINITE_SCALES,
     layout="b_qweight and b_scales as allspark_repack_weight gives them",

@@ -113,6 +113,13 @@ EDGES: dict[str, list[dict]] = {
           for M in (5, 18) for kind in _KINDS for quant_type in ("uint4", "uint8", "uint4b8", "uint8b128")),
         _machete(70, 1152, 128, 9, "bfloat16", "uint4b8"), _machete(3, 192, 128, 1, "float16", "uint4"),
     ],
+    "allspark_repack_weight": [{"K": 48, "N": 80, "scale": "float16", "zero_point": "float16"}],
+    "allspark_unpack_weight": [{"P": 96, "K": 48, "n": 79}],
+    "allspark_w8a16_gemm": [
+        *({"M": M, "P": P, "K": K, "n": n, "a": kind}
+          for M, P, K, n in ((5, 64, 80, 35), (16, 64, 704, 64), (20, 96, 80, 80)) for kind in _KINDS),
+        {"M": 0, "P": 32, "K": 16, "n": 32, "a": "float16"},
+    ],
     "w4a8_quantize_scales": [
         {"...": (rows,), "C": width, "rounding": rounding}
         for rows, width in ((9, 64), (300, 3)) for rounding in ("vllm", "vllm_native")

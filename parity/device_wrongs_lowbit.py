@@ -31,6 +31,16 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "zero points of 8 bits interleaved": ("if (c.layout == ZEROS) at = at / count * count + joined",
                                               "at = at / count * count + joined"),
     },
+    "allspark": {
+        "filled up with a column": ("if (n < columns)\n", "if (true)\n"),
+        "scales in order": ("scales[n / 32 * 32 + n % 8 * 4 + n % 32 / 8]", "scales[n]"),
+        "a bias of 127": ("N::MINUS_BASE + 0x00800080u", "N::MINUS_BASE + 0x007f007fu"),
+        "the eighth bit forgotten": ("(raw & 0x00800080u) ^ 0xc380c380u", "0xc380c380u"),
+        "another column's scale": ("pick<0x4342>(codes[2 * j + 1], 0), scale[w][2 * j + 1]",
+                                   "pick<0x4342>(codes[2 * j + 1], 0), scale[w][2 * j]"),
+        "parts forgotten": ("*at = part ? *at + sum[j][e][i] : sum[j][e][i];", "*at = sum[j][e][i];"),
+        "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),
+    },
     "w4a8": {
         "a sixteenth": ("* 0.125f", "* 0.0625f"),
         "zeros become eight": ("(0x88888888u - (w & 0x77777777u)) & 0x77777777u", "(0x88888888u - (w & 0x77777777u))"),
