@@ -114,6 +114,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "mamba_norm": {
         "one group's weight for all": ("row % groups * width", "0"),
+        "one group's weight for all blocks": ("blockIdx.x % (unsigned)groups * width", "0"),
         "always rounded": (
             "return rounded ? through(x * inverse, kind) : x * inverse;",
             "return through(x * inverse, kind);",

@@ -78,6 +78,10 @@ struct MambaNorm {
                           float inverse) const {
         float w[V];
         load(w, weight, (groups == 1 ? 0 : row % groups * width) + at, weight_kind);
+        weighted(v, w, row, at, inverse);
+    }
+    template <int V>
+    VT_MEMBER void weighted(float (&v)[V], const float (&w)[V], i64 row, i64 at, float inverse) const {
 #pragma unroll
         for (int j = 0; j < V; ++j) {
             float scaled = again_of(v[j], inverse);
@@ -87,6 +91,22 @@ struct MambaNorm {
     }
     VT_MEMBER float again_of(float x, float inverse) const {
         return rounded ? through(x * inverse, kind) : x * inverse;
+    }
+};
+
+// A block's one row: its weights are sent for with it.
+struct MambaBlock : MambaNorm {
+    template <int V> VT_MEMBER Weights<V> weights(i64 at) const {
+        Weights<V> raw;
+        raw.scale = fetch<V>(weight, blockIdx.x % (unsigned)groups * width + at, weight_kind);
+        return raw;
+    }
+    template <int V>
+    VT_MEMBER void finish(float (&v)[V], i64 row, i64 at, const Operands<V>&, const Weights<V>& raw, float,
+                          float inverse) const {
+        float w[V];
+        widen(w, raw.scale, weight_kind);
+        weighted(v, w, row, at, inverse);
     }
 };
 
@@ -103,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) mamba_norm_block4(MAMBA_PAR
     norm_block<4, false>(width, eps, MAMBA_NORM);
 }
 extern "C" __global__ void __launch_bounds__(256) mamba_norm_bf16_block1(MAMBA_PARAMETERS) {
-    norm_block<1, false>(width, eps, MAMBA_BF16);
+    norm_block<1, true>(width, eps, MambaBlock{MAMBA_BF16});
 }
 extern "C" __global__ void __launch_bounds__(256, 2) mamba_norm_bf16_block4(MAMBA_PARAMETERS) {
     norm_block<4, false>(width, eps, MAMBA_BF16);
