@@ -12,8 +12,9 @@ import pytest
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
 from vtlab.ops.table import lookup
+from vtlab.oracle.lowbit import STORED_TWICE
 
-from .compare import assert_bytes
+from .compare import assert_bytes, assert_nmse
 from .goldens import op_cases
 from .scalar import draw, floats, rounded
 
@@ -111,16 +112,36 @@ def both(name: str, *args, **kwargs):
     return one
 
 
-def same_as_goldens(*ops: str) -> None:
-    """Every golden of these ops, to the byte."""
+def same_as_goldens(*ops: str, build: str | None = None) -> None:
+    """Every golden of these ops, of one build where it is named, to the byte."""
     for op in ops:
-        cases = op_cases("wna16", op)
+        cases = op_cases("wna16", op, build)
         assert cases, op
         for golden in cases:
             results = lookup(golden.op)(**golden.call())
             results = results if isinstance(results, tuple) else (results,)
             for got, want in zip(results, golden.outputs.values(), strict=True):
                 assert_bytes(got, want, str(golden))
+
+
+def neighbours_of_goldens(*ops: str) -> None:
+    """An H200's sums of K products, in an order of its own: at most one element in a hundred rounds to a neighbour."""
+    for op in ops:
+        cases = op_cases("wna16", op, "cuda")
+        assert cases, op
+        for golden in cases:
+            got, want = lookup(op)(**golden.call()), golden.outputs["out"]
+            assert np.count_nonzero(got != want) <= max(1, got.size // 100), golden
+            assert_nmse(got, want, float(ml_dtypes.finfo(want.dtype).eps) ** 2 / 100, str(golden))
+
+
+def near_goldens(*ops: str) -> None:
+    """An H200's sums that are rounded or cut on the way: as near as a second store to T would leave them."""
+    for op in ops:
+        cases = op_cases("wna16", op, "cuda")
+        assert cases, op
+        for golden in cases:
+            assert_nmse(lookup(op)(**golden.call()), golden.outputs["out"], STORED_TWICE.bound, str(golden))
 
 
 def refuses(name: str, table: Sequence[tuple[str, Callable]]) -> None:

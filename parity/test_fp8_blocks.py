@@ -15,7 +15,7 @@ from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics import fma_f32
 from vtlab.ops.table import lookup
 
-from .compare import assert_bytes, assert_within
+from .compare import assert_bytes, assert_nmse, assert_rel_l2, assert_within
 from .goldens import op_cases
 from .harness import case, checks, mutations
 from .test_fp8_matmul import codes, fractions, numbers, scales, stored
@@ -193,6 +193,21 @@ def test_block_products_against_vllm():
         steps = 128 + 3 * call["scale_a"].shape[1]
         bound = lookup(golden.op).contract.mirror.scale(call, ()) * steps * 2.0**-24
         assert_within(oracle.scaled_mm_block(**call), want, bound, str(golden))
+
+
+@checks("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_masked")
+def test_deepgemm_on_an_h200():
+    """Within the contract's norm: Hopper cuts the products of a block at 2^-13 of the largest."""
+    found = op_cases("fp8_blocks", build="cuda")
+    assert {golden.op for golden in found} >= {
+        "fp8_gemm_nt",
+        "m_grouped_fp8_gemm_nt_contiguous",
+        "m_grouped_fp8_gemm_nt_masked",
+    }
+    for golden in found:
+        contract = lookup(golden.op).contract
+        within = {"nmse": assert_nmse, "rel_l2": assert_rel_l2}[contract.parity.kind]
+        within(lookup(golden.op)(**golden.call()), golden.outputs["out"], contract.parity.bound, str(golden))
 
 
 @checks(BLOCK)

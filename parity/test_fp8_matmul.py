@@ -13,7 +13,7 @@ from vtlab import oracle
 from vtlab.ops.errors import ContractError
 from vtlab.ops.table import lookup
 
-from .compare import assert_bytes, assert_within
+from .compare import assert_bytes, assert_rel_l2, assert_within
 from .goldens import op_cases
 from .harness import case, checks, mutations
 from .scalar import draw, rounded
@@ -221,7 +221,7 @@ def test_products_against_vllm():
 
     As many float32 roundings as a sum of K products in any order has, four of the epilogue; ours stores bfloat16.
     """
-    for golden in [one for name in (FP8[1], *SCALED) for one in op_cases("fp8", name)]:
+    for golden in [one for name in (FP8[1], *SCALED) for one in op_cases("fp8", name, "cpu")]:
         call, want = golden.call(), golden.outputs["out"]
         if "scale_a" in call:
             call["b"] = columns(call["b"])
@@ -229,6 +229,20 @@ def test_products_against_vllm():
         bound = lookup(golden.op).contract.mirror.scale(call, ()) * (call["a"].shape[1] + 4) * 2.0**-24
         bound = bound + (np.abs(want) * 2.0**-8 if "scale_a" in call else 0)
         assert_within(got, want, bound, str(golden))
+
+
+@checks("cutlass_scaled_mm")
+def test_scaled_products_of_an_h200():
+    """int8's are exact. e4m3's lie within the contract's norm: Hopper cuts products at 2^-13 of the largest."""
+    found = op_cases("fp8", "cutlass_scaled_mm", "cuda")
+    assert {golden.inputs["a"].dtype.name for golden in found} == {"uint8", "int8"}
+    for golden in found:
+        call, want = golden.call(), golden.outputs["out"]
+        got = oracle.cutlass_scaled_mm(**call | {"b": np.asfortranarray(call["b"])})
+        if call["a"].dtype == np.int8:
+            assert_bytes(got, want, str(golden))
+        else:
+            assert_rel_l2(got, want, lookup("cutlass_scaled_mm").contract.parity.bound, str(golden))
 
 
 def test_nan_codes_reach_their_row_and_column_alone():

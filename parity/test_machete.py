@@ -12,7 +12,19 @@ from vtlab.ops.lowbit import QUANT_TYPES
 
 from .compare import assert_bytes
 from .harness import case, checks, mutations
-from .lowbit_loops import as_array, both, codes, packed, product, refuses, scales, weights, words
+from .lowbit_loops import (
+    as_array,
+    both,
+    codes,
+    neighbours_of_goldens,
+    packed,
+    product,
+    refuses,
+    same_as_goldens,
+    scales,
+    weights,
+    words,
+)  # fmt: skip
 from .scalar import draw, floats, rounded
 
 HALVES = ("bfloat16", "float16")
@@ -77,6 +89,13 @@ def test_machete_against_exact_sums(case):
         assert_bytes(got, product(x, w, lambda value, m, n: rounded(value, t)))
         plain = oracle.matmul_bt.mirror(x, np.ascontiguousarray(as_array(w, s).T))
         assert_bytes(oracle.machete_mm.mirror(x, *call, quant_type=case.quant_type), plain)
+
+
+@checks("machete_mm", "machete_prepack_b")
+def test_machete_against_an_h200():
+    """Every code's place; zero points added in one rounding."""
+    same_as_goldens("machete_prepack_b")
+    neighbours_of_goldens("machete_mm")
 
 
 @checks("machete_mm", "machete_prepack_b")

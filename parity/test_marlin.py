@@ -17,6 +17,7 @@ from .lowbit_loops import (
     both,
     codes,
     interleaved,
+    neighbours_of_goldens,
     packed,
     product,
     refuses,
@@ -126,6 +127,11 @@ def test_layouts_against_vllm():
     same_as_goldens("gptq_marlin_repack", "awq_marlin_repack", "marlin_permute_scales", "marlin_permute_bias",
                     "marlin_zero_points", "awq_to_marlin_zero_points", "marlin_act_int8_process_scales",
                     "marlin_int4_fp8_preprocess")  # fmt: skip
+
+
+@checks("marlin_gemm")
+def test_marlin_against_an_h200():
+    neighbours_of_goldens("marlin_gemm")
 
 
 @checks("marlin_act_int8_process_scales", cases=[case(kind=kind) for kind in HALVES])

@@ -17,7 +17,7 @@ from vtlab.ops.numerics import MIRROR, TRUTH
 from vtlab.ops.nvfp4 import tile, unpack
 from vtlab.ops.table import lookup
 
-from .compare import assert_bytes, assert_within
+from .compare import assert_bytes, assert_nmse, assert_within
 from .goldens import op_cases
 from .harness import case, checks, mutations
 from .quant_codes import divided, largest
@@ -109,11 +109,22 @@ def test_codes_read_back_as_themselves():
 @checks("mxfp4_quant", "hadamard")
 def test_mxfp4_against_compressed_tensors():
     """To the byte, signs of zero included."""
-    for golden in op_cases("mxfp4"):
+    for golden in op_cases("mxfp4", build="cpu"):
         results = lookup(golden.op)(**golden.call())
         results = results if isinstance(results, tuple) else (results,)
         for got, want in zip(results, golden.outputs.values(), strict=True):
             assert_bytes(got, want, str(golden))
+
+
+@checks("hadacore_transform")
+def test_hadacore_on_an_h200():
+    """vLLM's kernel transforms 16 at a time and cuts each pass's results to T: 2^-8 of a bfloat16 at most."""
+    found = op_cases("mxfp4", "hadacore_transform", "cuda")
+    assert found
+    for golden in found:
+        want = golden.outputs["out"]
+        passes, cut = math.ceil(math.log2(want.shape[-1]) / 4), float(ml_dtypes.finfo(want.dtype).eps)
+        assert_nmse(oracle.hadacore_transform(**golden.call()), want, (passes * cut**2), str(golden))
 
 
 @checks("hadamard", cases=[case(n=n) for n in (1, 2, 16, 64, 128)])

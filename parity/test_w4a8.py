@@ -14,7 +14,7 @@ from vtlab import oracle
 
 from .compare import assert_bytes
 from .harness import case, checks, mutations
-from .lowbit_loops import both, codes, packed, refuses, same_as_goldens, unpacked, words
+from .lowbit_loops import both, codes, near_goldens, packed, refuses, same_as_goldens, unpacked, words
 from .quant_codes import MAGNITUDES, code_of, f32
 from .quant_codes import codes as fp8_codes
 from .scalar import draw, floats, rounded
@@ -102,6 +102,13 @@ def test_encoded_tiles_against_lanes():
         got = both("cutlass_encode_and_reorder_int4b", plain)
         assert_bytes(got, reordered(q))
         assert_bytes(both("cutlass_decode_int4b", got), plain)
+
+
+@checks("cutlass_encode_and_reorder_int4b", "cutlass_pack_scale_fp8", "cutlass_w4a8_mm")
+def test_against_an_h200():
+    """Every code's place and code, the tables of scales, products."""
+    same_as_goldens("cutlass_encode_and_reorder_int4b", "cutlass_pack_scale_fp8")
+    near_goldens("cutlass_w4a8_mm")
 
 
 @checks("cutlass_pack_scale_fp8", "w4a8_dequantize")
