@@ -17,7 +17,7 @@ test: $(VENV)/.installed       ## the tests
 	$(BIN)/pytest parity/
 
 mutations: $(VENV)/.installed  ## plant every wrong; the gate must notice each
-	$(BIN)/pytest parity/ -m mutation
+	$(BIN)/pytest parity/ -m mutation --replant
 
 bench: $(VENV)/.installed      ## microbenches, with PyTorch beside them where it is installed
 	$(BIN)/pytest benches/

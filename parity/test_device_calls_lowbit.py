@@ -66,7 +66,7 @@ def test_a_row_has_its_bytes_in_any_batch(device, op, kind):
         assert_bytes(got, whole[:M], f"{M} rows")
 
 
-@pytest.mark.parametrize("settings", [{"_BLOCKS": 0}, {"_BLOCKS": 1 << 20}, {"_MANY_WARPS": 4}, {"_FEW": 0}], ids=str)
+@pytest.mark.parametrize("settings", [{"_BLOCKS": 0}, {"_BLOCKS": 1 << 20}, {"_MANY_WARPS": 4}, {"FEW": 0}], ids=str)
 def test_how_the_work_is_dealt_out_changes_no_byte(device, settings, monkeypatch):
     call = CALLS["marlin_gemm"](9, "bfloat16")
     want = device.fetch(device.call("marlin_gemm", sent(device, call)))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from . import test_device_calls, test_device_calls_attention, test_device_calls_kv, test_device_calls_quant
+from . import planted, test_device_calls, test_device_calls_attention, test_device_calls_kv, test_device_calls_quant
 from .compare import ParityError
 from .device_cases import cases, device_ops
 from .device_run import Emulated, check_case
@@ -171,8 +171,9 @@ def _judge(family: str, name: str) -> None:
 @pytest.mark.kernel_mutation
 @pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
 @pytest.mark.parametrize("family, name", [(family, name) for family, wrongs in WRONGS.items() for name in wrongs])
-def test_a_wrong_kernel_is_noticed(family, name):
+def test_a_wrong_kernel_is_noticed(family, name, record_property):
     """In a process of its own: a wrong kernel may write anywhere, and to die of that is to be noticed."""
+    record_property("wrong", [f"{family}: {name}", planted.key_of(family, WRONGS[family][name])])
     child = CONTEXT.Process(target=_judge, args=(family, name))
     child.start()
     child.join()
