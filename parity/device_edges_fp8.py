@@ -66,12 +66,12 @@ EDGES: dict[str, list[dict]] = {
         _scaled(130, 70, 37, True), _scaled(3, 9, 144, a=_not_a_number(3, 144)),
         _scaled(3, 9, 37, a=_not_a_number(3, 37)),
         _scaled(70, 66, 1031, True, **_INT8), _scaled(130, 8464, 16, True),
-        _scaled(130, 8464, 16, True, **_INT8),
     ],
     "cutlass_scaled_mm_azp": [
         _scaled(M, N, K, True, azp=azp, bias=bias)
         for M, N, K, azp, bias in ((1, 64, 128, "int32", None), (70, 130, 272, "int32", "float16"),
-                                   (140, 136, 160, None, "bfloat16"), (3, 5, 77, "int32", None))
+                                   (140, 136, 160, None, "bfloat16"), (3, 5, 77, "int32", None),
+                                   (130, 8464, 16, None, None))
     ],
     "scaled_mm_block": [
         *(_blocks(M, N, K) for M, N, K in ((1, 64, 128), (17, 200, 272), (130, 264, 400), (66, 8, 144))),
