@@ -79,9 +79,6 @@ template <int KIND> VT_FN void multiply_registers(float (&d)[64], const unsigned
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-// A number that is the same for a warp's lanes, for the compiler to know: it lets products wait where lanes could part.
-VT_FN int same_for_lanes(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-
 // `bytes` that lie side by side, a multiple of 16 at one, announced to the barrier.
 VT_FN void load_bytes(void* to, const void* from, u64* barrier, int bytes) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -115,7 +112,6 @@ template <int KIND, int SUMS> __attribute__((optimize("O3"))) void multiply_regi
     }
     operands.close();
 }
-static inline int same_for_lanes(int x) { return x; }
 static inline void load_bytes(void* to, const void* from, u64* barrier, int bytes) {
     std::memcpy(to, from, bytes);
     emulation::bytes_come(barrier, bytes);
