@@ -14,18 +14,14 @@ from .w4a16 import CHUNK, COLUMNS, FEW, NAMES, Weights, aligned, chains_of, fits
 judged_by_norm("marlin_gemm")
 
 _CLUSTER, _SHARED, _MOST_STAGES = 2, 227 << 10, 12
-_TEAMS = 4
-"""Groups of four warps that share 64 columns of up to 64 rows."""
 _BUSY = 67
 """Tiles of 128 columns from which on those of 64 would be more than the multiprocessors."""
 
 
 def loads(a, weights: Weights) -> bool:
-    """Whether the copy engine brings the tiles: on Hopper, for more than a few rows, where groups have whole chunks and
-    each team has a chain."""
+    """Whether the copy engine brings the tiles: on Hopper, for more than a few rows, 4 bits, groups of whole chunks."""
     whole = weights.scales is None or weights.group % CHUNK == 0
-    long = chains_of(a.shape[1])[1] >= (_TEAMS if a.shape[0] <= 64 else 2)
-    return current().capability() == (9, 0) and a.shape[0] > FEW and whole and long
+    return current().capability() == (9, 0) and a.shape[0] > FEW and weights.bits == 4 and whole
 
 
 def loaded_product(op: str, a, weights: Weights, out) -> None:
@@ -34,18 +30,17 @@ def loaded_product(op: str, a, weights: Weights, out) -> None:
     high = 64 if rows <= 64 else 128
     down = -(-rows // high)
     groups = 2 if high == 128 and down * (columns // (2 * COLUMNS)) >= _BUSY else 1
-    teams = _TEAMS if high == 64 else 3 - groups
     pairs = -(-columns // (_CLUSTER * groups * COLUMNS)) * down
-    stage = -(-(high * 128 + groups * (512 * weights.bits + 128 + 32)) // 1024) * 1024
-    fixed = 1024 + groups * high * 128 + (high * COLUMNS * 4 if teams > 1 else 0) + _MOST_STAGES * 16 + teams * 8
-    stages = min(_MOST_STAGES, (_SHARED - fixed) // stage) // teams * teams
+    stage = -(-(high * 128 + groups * (2048 + 128 + 32)) // 1024) * 1024
+    fixed = 1024 + groups * high * 128 + _MOST_STAGES * 16
+    stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
     rows_map = current().tensor_map(current().pointer(a), 2 * depth, rows, 2 * depth, high // 2)
     args = [
         rows_map, rows, columns, depth, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
         weights.factors, weights.bias, chains_of(depth)[0], int(vectors(columns, (out, columns))), stages,
     ]  # fmt: skip
     name = f"{weights.kernel}_{NAMES[kind(a)]}_loaded_{high}_by_{groups * COLUMNS}"
-    start(op, "marlin_matmul", name, _CLUSTER * pairs, (128 + 128 * groups * teams, 1), args, fixed + stages * stage)
+    start(op, "marlin_matmul", name, _CLUSTER * pairs, (128 + 128 * groups, 1), args, fixed + stages * stage)
 
 
 @providers.provider("marlin_gemm", "cuda", PROVIDER)

@@ -98,15 +98,12 @@ EDGES: dict[str, list[dict]] = {
     ],
     "marlin_permute_bias": [{"...": (3,), "N": 96, "s": kind} for kind in ("bfloat16", "float32")],
     "marlin_gemm": [
-        *(_marlin(130, 128, 192, 2, kind, "uint4", b_zeros="int32") for kind in _KINDS),
-        _marlin(40, 2240, 128, 35, "bfloat16"), _marlin(20, 640, 128, 5, "float16", "uint8b128"),
-        _marlin(66, 320, 128, 5, "bfloat16", "uint8b128"), _marlin(20, 640, 128, 1, "bfloat16", "uint8b128"),
-        _marlin(70, 1152, 128, 36, "bfloat16"),
         *(_marlin(M, 128, 64, G, kind, quant_type, **zeros)
           for M, G in ((5, 8), (17, 2)) for kind in _KINDS for quant_type, zeros in _TYPES),
         *(_marlin(M, 1152, 128, 18, "bfloat16") for M in (1, 9, 70)),
         _marlin(16, 128, 256, 4, "float16", perm="int32"), _marlin(70, 64, 256, 1, "float16", b_bias="float16"),
         _marlin(130, 128, 64, 1, "float16", "uint8b128"), _marlin(0, 128, 64, 1, "float16"),
+        *(_marlin(130, 128, 192, 2, kind, "uint4", b_zeros="int32") for kind in _KINDS),
         *(_marlin(130, 128, 4352, 2, kind) for kind in _KINDS),
     ],
     "machete_prepack_b": [{"W": 32 * bits // 8, "N": 256, "bits": bits} for bits in (4, 8)],

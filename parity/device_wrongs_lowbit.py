@@ -86,10 +86,6 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "operands before they are there": ("barrier_wait(full + stage, parity);", ""),
         "chains that go on": ("at > 0 || s > 0", "chunk > 0 || s > 0"),
         "the first rows once more": ("chunk * 128, top + first)", "chunk * 128, top)"),
-        "chains of the first team": ("int chain = first + team,", "int chain = first,"),
-        "every chain is whole": ("== team ? (int)length - ends : 0)", "== team ? 0 : 0)"),
-        "sums begin with each team": ("bool first = chain + team == 0;", "bool first = chain == 0;"),
-        "256 codes to seven bits": ("(raw[r] & 0x00800080u) ^ 0xc380c380u : minus", "0xc300c300u : minus"),
     },
 }  # fmt: skip
 """Family: name of the wrong: (text that stands once in the sources, what stands there instead)."""

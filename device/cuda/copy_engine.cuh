@@ -47,8 +47,6 @@ VT_FN void load_tile_for_all(void* to, const TensorMap& map, u64* barrier, int x
                  "r"(x), "r"(y) : "memory");
 }
 VT_FN void lanes_meet() { __syncwarp(); }
-// A number that is the same for a warp's lanes, for the compiler to know: it lets products wait where lanes could part.
-VT_FN int same_for_lanes(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 // The 128 threads of a group meet, whatever others do.
 VT_FN void group_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory"); }
 
@@ -89,7 +87,6 @@ static inline void load_tile(void* to, const TensorMap& map, u64* barrier, int x
 }
 static inline void load_tile_for_all(void* to, const TensorMap& map, u64* barrier, int x, int y) { load_tile(to, map, barrier, x, y); }
 static inline void lanes_meet() { emulation::wait_for(emulation::warps[emulation::running->number / 32]); }
-static inline int same_for_lanes(int x) { return x; }
 static inline void group_meets(int group) {
     emulation::groups[group].size = 128;
     emulation::wait_for(emulation::groups[group]);

@@ -1,10 +1,7 @@
-// Products of 16-bit activations with Marlin's weights on Hopper, for more rows than a few: the numbers of w4a16.cuh, added
-// up in its order. Groups of four warps have 64 columns each, a warp the 16 of one tile: it unpacks them into registers as
-// left operands, while the products of the 64 k before are under way. The copy engine brings rows of `a`, half of them for
-// both blocks of a cluster, beside words, scales and zero points.
-//
-// One group cannot unpack as fast as weights come. Where rows are few, TEAMS of four warps share the 64 columns: each takes
-// every TEAMS-th chain, and adds its sums to those in shared memory when it is that chain's turn.
+// Products of 16-bit activations with Marlin's weights of 4 bits on Hopper, for more rows than a few: the numbers of
+// w4a16.cuh, added up in its order. Groups of four warps have 64 columns each, a warp the 16 of one tile: it unpacks
+// them into registers as left operands, while the products of the 64 k before are under way. The copy engine brings rows
+// of `a`, half of them for both blocks of a cluster, beside words, scales and zero points.
 #pragma once
 #include "w4a16.cuh"
 #include "wgmma_registers.cuh"
@@ -14,12 +11,11 @@
 #if VT_TILES
 
 // A sum of column n on its way to the result, as `finish` has it.
-template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* factors, const void* bias) {
+template <int KIND> VT_FN float finished(float x, i64 n, const void* factors, const void* bias) {
     float y[1];
     if (factors != nullptr) {
         load(y, factors, single(n), KIND);
-        if (BITS == 4) x = through(x, KIND);
-        x *= y[0];
+        x = through(x, KIND) * y[0];
     }
     if (bias != nullptr) {
         load(y, bias, single(n), KIND);
@@ -28,19 +24,17 @@ template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* f
     return x;
 }
 
-// ROWS of `a` a tile, GROUPS of 64 columns. stages: 64 k each, of which `length` make a chain; a multiple of TEAMS.
-template <int KIND, int BITS, int ROWS, int GROUPS, int TEAMS>
+// ROWS of `a` a tile, GROUPS of 64 columns. stages: 64 k each, of which `length` make a chain.
+template <int KIND, int ROWS, int GROUPS>
 VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                          const void* zeros, void* out, i64 group_size, i64 zero, const void* factors, const void* bias,
                          i64 length, i64 vectors, i64 stages_, u8* memory) {
     typedef Pairs<KIND> P;
-    constexpr int WORDS = 512 * BITS, OWN = WORDS + 128 + 32, SUMS = ROWS / 2, HALF = ROWS / 2;
+    constexpr int OWN = 2048 + 128 + 32, SUMS = ROWS / 2, HALF = ROWS / 2;
     constexpr int STAGE = (ROWS * 128 + GROUPS * OWN + 1023) / 1024 * 1024;
     int stages = (int)stages_, thread = (int)threadIdx.x, rank = block_of_cluster();
     u8 *tiles = memory + (-(u64)memory & 1023), *leaving = tiles + stages * STAGE;
-    float* shared_sums = (float*)(leaving + GROUPS * ROWS * 128);  // of a thread 128 apart, where teams share them
-    u64 *full = (u64*)(shared_sums + (TEAMS > 1 ? SUMS * 128 : 0)), *empty = full + LOADED_STAGES, *added = empty + LOADED_STAGES;
-    static_assert(TEAMS == 1 || GROUPS == 1, "");
+    u64 *full = (u64*)(leaving + GROUPS * ROWS * 128), *empty = full + LOADED_STAGES;
     int down = (int)((rows + ROWS - 1) / ROWS), cluster = (int)blockIdx.x / CLUSTER, across = cluster / down;
     int top = (cluster - across * down) * ROWS, chunks = (int)(depth / CHUNK), chunks_a_group = (int)(group_size / CHUNK);
     i64 left = (i64)(across * CLUSTER + rank) * GROUPS * COLUMNS;
@@ -54,11 +48,10 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
             barrier_init(full + s, 1);
             barrier_init(empty + s, CLUSTER * 4 * GROUPS);
         }
-        for (int t = 0; t < TEAMS; ++t) barrier_init(added + t, 128);
         barriers_ready();
     }
     cluster_meets();
-    int stage = 0, parity = 0, chains = (chunks + (int)length - 1) / (int)length;
+    int stage = 0, parity = 0;
     if (thread < 128) {
         registers_down<40>();
         if (thread < 32) {
@@ -67,13 +60,13 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
             bool zeros_lane = kind && (thread & 8);
             bool mine = which < GROUPS && (!kind || (zeros_lane ? zeros != nullptr : scales != nullptr));
             i64 n = column_of(which < GROUPS ? which : 0);
-            const char* from = !kind ? (const char*)words + n * (2 * BITS) + (thread & 3) * columns * (2 * BITS)
+            const char* from = !kind ? (const char*)words + n * 8 + (thread & 3) * columns * 8
                                      : zeros_lane ? (const char*)zeros + n / 2 : (const char*)scales + n * 2;
-            i64 step = !kind ? columns * (8 * BITS) : zeros_lane ? columns / 2 : columns * 2;
-            int bytes = !kind ? WORDS / 4 : zeros_lane ? 32 : 128;
-            int to = ROWS * 128 + (which < GROUPS ? which : 0) * OWN + (!kind ? (thread & 3) * (WORDS / 4) : zeros_lane ? WORDS + 128 : WORDS);
-            int expected = ROWS * 128 + GROUPS * (WORDS + (scales != nullptr ? 128 : 0) + (zeros != nullptr ? 32 : 0));
-            auto bring = [&](int chunk) {
+            i64 step = !kind ? columns * 32 : zeros_lane ? columns / 2 : columns * 2;
+            int bytes = !kind ? 512 : zeros_lane ? 32 : 128;
+            int to = ROWS * 128 + (which < GROUPS ? which : 0) * OWN + (!kind ? (thread & 3) * 512 : zeros_lane ? 2048 + 128 : 2048);
+            int expected = ROWS * 128 + GROUPS * (2048 + (scales != nullptr ? 128 : 0) + (zeros != nullptr ? 32 : 0));
+            for (int chunk = 0, of_group = 0; chunk < chunks; ++chunk) {
                 barrier_wait(empty + stage, parity ^ 1);
                 u8* here = tiles + stage * STAGE;
                 if (thread == 0) {
@@ -85,72 +78,52 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                     }
                 }
                 lanes_meet();
-                if (mine) load_bytes(here + to, from + (kind ? chunk / chunks_a_group : chunk) * step, full + stage, bytes);
-            };
-            for (int first = 0; first < chains; first += TEAMS)
-                for (int at = 0; at < (int)length; ++at)
-#pragma unroll 1
-                    for (int team = 0; team < TEAMS; ++team) {
-                        int chain = first + team, chunk = chain * (int)length + at;
-                        if (chain < chains && chunk < chunks) bring(chunk);
-                        if (++stage == stages) stage = 0, parity ^= 1;
-                    }
+                if (mine) load_bytes(here + to, from, full + stage, bytes);
+                if (!kind) {
+                    from += step;
+                } else if (++of_group == chunks_a_group) {
+                    of_group = 0;
+                    from += step;
+                }
+                if (++stage == stages) stage = 0, parity ^= 1;
+            }
         }
     } else {
-        registers_up<TEAMS == 4 ? 104 : GROUPS * TEAMS == 2 ? 232 : 240>();
-        int own = thread - 128, group = TEAMS > 1 ? 0 : own >> 7, team = TEAMS > 1 ? same_for_lanes(own >> 7) : 0;
-        int lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
+        registers_up<GROUPS == 2 ? 232 : 240>();
+        int own = thread - 128, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
         // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
-        constexpr unsigned KEPT = BITS == 4 ? 0x000f000fu : KIND == F16 ? 0x00ff00ffu : 0x007f007fu;
-        unsigned mask = KEPT + (unsigned)(depth >> 32), scale[2] = {P::ONE, P::ONE}, minus[2];
+        unsigned mask = 0x000f000fu + (unsigned)(depth >> 32), scale[2] = {P::ONE, P::ONE}, minus[2];
         minus[0] = minus[1] = P::MINUS_BASE + (unsigned)zero * 0x10001u;
-        float part[SUMS], total[TEAMS > 1 ? 1 : SUMS];
+        float part[SUMS], total[SUMS];
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) part[i] = 0.0f;
-#pragma unroll
-        for (int i = 0; TEAMS == 1 && i < SUMS; ++i) total[i] = -0.0f;
-        float* shared_here = shared_sums + (own & 127);
+        for (int i = 0; i < SUMS; ++i) total[i] = -0.0f, part[i] = 0.0f;
         // The warp's 16 columns x 64 k of a stage as left operands, each weight rounded as `Group::weights` has it.
         auto unpack = [&](unsigned(&a)[4][4]) {
             barrier_wait(full + stage, parity);
             const char* mine = (const char*)tiles + stage * STAGE + ROWS * 128 + group * OWN;
             if (scales != nullptr) {
-                unsigned both = word_at(mine, WORDS + g * 16 + warp * 4);
+                unsigned both = word_at(mine, 2048 + g * 16 + warp * 4);
                 scale[0] = pick<0x1010>(both, 0), scale[1] = pick<0x3232>(both, 0);
             }
             if (zeros != nullptr) {
-                unsigned word = word_at(mine, WORDS + 128 + g * 4);
+                unsigned word = word_at(mine, 2048 + 128 + g * 4);
 #pragma unroll
                 for (int h = 0; h < 2; ++h) minus[h] = P::MINUS_BASE + ((word >> 4 * (warp + 4 * h) & 15u) + (unsigned)zero) * 0x10001u;
             }
 #pragma unroll
             for (int s = 0; s < 4; ++s) {
-                unsigned raw[4];
-                if constexpr (BITS == 4) {
-                    unsigned w = word_at(mine, s * 512 + lane * 16 + warp * 4);
-                    raw[0] = w, raw[1] = w >> 8, raw[2] = w >> 4, raw[3] = w >> 12;
-                } else {
-                    const uint2 w = *(const uint2*)(mine + s * 1024 + lane * 32 + warp * 8);
-                    raw[0] = w.x, raw[1] = w.y, raw[2] = w.x >> 8, raw[3] = w.y >> 8;
-                }
+                unsigned w = word_at(mine, s * 512 + lane * 16 + warp * 4);
+                const unsigned raw[4] = {w, w >> 8, w >> 4, w >> 12};
 #pragma unroll
-                for (int r = 0; r < 4; ++r) {
-                    unsigned less = BITS == 8 && KIND == BF16 ? (raw[r] & 0x00800080u) ^ 0xc380c380u : minus[r & 1];
-                    a[s][r] = fma_pair<KIND>(fma_pair<KIND>((raw[r] & mask) | P::BASE, P::ONE, less), scale[r & 1], P::MINUS_ZERO);
-                }
+                for (int r = 0; r < 4; ++r)
+                    a[s][r] = fma_pair<KIND>(fma_pair<KIND>((raw[r] & mask) | P::BASE, P::ONE, minus[r & 1]), scale[r & 1], P::MINUS_ZERO);
             }
         };
         auto release = [&](int from) {
             lanes_meet();
             if (lane < CLUSTER) barrier_arrive_at(empty + from, lane);
         };
-        // The chunks of this team's chains, one after the other; every team has a chain.
-        int own_chains = (chains - team + TEAMS - 1) / TEAMS, ends = chunks - (chains - 1) * (int)length;
-        int count = TEAMS == 1 ? chunks : own_chains * (int)length - ((chains - 1) % TEAMS == team ? (int)length - ends : 0);
-        int at = 0, before = -1, chain = 0;
-        auto advance = [&] {
-            if ((stage += TEAMS) >= stages) stage -= stages, parity ^= 1;
-        };
+        int at = 0, before = -1;
         auto step = [&](unsigned(&a)[4][4], unsigned(&next)[4][4], int chunk) {
             u64 tokens = tile_of(tiles + stage * STAGE);
             products_begin();
@@ -160,80 +133,66 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
             products_wait<1>();
             if (before >= 0) release(before);
             before = stage;
-            advance();
-            if (chunk + 1 < count) unpack(next);
-            if (++at == (int)length || chunk + 1 == count) {
+            if (++stage == stages) stage = 0, parity ^= 1;
+            if (chunk + 1 < chunks) unpack(next);
+            if (++at == (int)length || chunk + 1 == chunks) {
                 products_wait<0>();
                 at = 0;
-                if constexpr (TEAMS == 1) {
 #pragma unroll
-                    for (int i = 0; i < SUMS; ++i) total[i] += part[i];
-                } else {
-                    if (chain + team > 0) barrier_wait(added + (team ? team - 1 : TEAMS - 1), (team ? chain : chain - 1) & 1);
-                    bool first = chain + team == 0;
-#pragma unroll
-                    for (int i = 0; i < SUMS; ++i) shared_here[i * 128] = (first ? -0.0f : shared_here[i * 128]) + part[i];
-                    barrier_arrive(added + team);
-                    ++chain;
-                }
+                for (int i = 0; i < SUMS; ++i) total[i] += part[i];
             }
         };
         unsigned even[4][4], odd[4][4];
-        stage = team;
         unpack(even);
 #pragma unroll 1
-        for (int chunk = 0; chunk < count; chunk += 2) {
+        for (int chunk = 0; chunk < chunks; chunk += 2) {
             step(even, odd, chunk);
-            if (chunk + 1 < count) step(odd, even, chunk + 1);
+            if (chunk + 1 < chunks) step(odd, even, chunk + 1);
         }
         release(before);
-        if (TEAMS > 1) some_meet(128 * TEAMS);
 
-        auto sum_of = [&](int i) { return TEAMS > 1 ? shared_here[i * 128] : total[TEAMS > 1 ? 0 : i]; };
-        if (team == 0) {
-            u8* mine = leaving + group * ROWS * 128;
+        u8* mine = leaving + group * ROWS * 128;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                i64 n = column_of(group) + 16 * warp + 8 * h + g;
+        for (int h = 0; h < 2; ++h) {
+            i64 n = column_of(group) + 16 * warp + 8 * h + g;
 #pragma unroll
-                for (int i = 0; i < SUMS; i += 4)
+            for (int i = 0; i < SUMS; i += 4)
 #pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        int row = 2 * i + 2 * (lane & 3) + e;
-                        unsigned both = pair<KIND>(finished<KIND, BITS>(sum_of(i + 2 * h + e), n, factors, bias), 0.0f);
-                        *(unsigned short*)(mine + place(row, 2 * warp + h) + 2 * g) = (unsigned short)both;
-                    }
-            }
-            group_meets(group);
-            i64 n = left + group * COLUMNS;
-            if (n < columns)
-#pragma unroll
-                for (int i = 0; i < ROWS / 16; ++i) {
-                    int row = ((own & 127) >> 3) + 16 * i, v = own & 7;
-                    if (top + row < rows) {
-                        uint4 q = *(const uint4*)(mine + place(row, v));
-                        unsigned short* to = (unsigned short*)out + (top + row) * columns + n + 8 * v;
-                        if (vectors) {
-                            *(uint4*)to = q;
-                        } else {
-                            const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-                            for (int e = 0; e < 8; ++e) to[e] = (unsigned short)(pairs[e >> 1] >> 16 * (e & 1));
-                        }
-                    }
+                for (int e = 0; e < 2; ++e) {
+                    int row = 2 * i + 2 * (lane & 3) + e;
+                    unsigned both = pair<KIND>(finished<KIND>(total[i + 2 * h + e], n, factors, bias), 0.0f);
+                    *(unsigned short*)(mine + place(row, 2 * warp + h) + 2 * g) = (unsigned short)both;
                 }
         }
+        group_meets(group);
+        i64 n = left + group * COLUMNS;
+        if (n < columns)
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; ++i) {
+                int row = ((own & 127) >> 3) + 16 * i, v = own & 7;
+                if (top + row < rows) {
+                    uint4 q = *(const uint4*)(mine + place(row, v));
+                    unsigned short* to = (unsigned short*)out + (top + row) * columns + n + 8 * v;
+                    if (vectors) {
+                        *(uint4*)to = q;
+                    } else {
+                        const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+                        for (int e = 0; e < 8; ++e) to[e] = (unsigned short)(pairs[e >> 1] >> 16 * (e & 1));
+                    }
+                }
+            }
     }
     cluster_meets();
 }
 
-#define MARLIN_LOADED(NAME, KIND, BITS, ROWS, GROUPS, TEAMS)                                                          \
-    extern "C" __global__ void VT_CLUSTER __launch_bounds__(128 + 128 * GROUPS * TEAMS, 1)                            \
+#define MARLIN_LOADED(NAME, KIND, ROWS, GROUPS)                                                                       \
+    extern "C" __global__ void VT_CLUSTER __launch_bounds__(128 + 128 * GROUPS, 1)                                    \
         NAME(VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,                \
              const void* zeros, void* out, i64 group, i64 zero, const void* factors, const void* bias, i64 length,    \
              i64 vectors, i64 stages) {                                                                               \
         VT_SHARED(memory);                                                                                            \
-        marlin_loaded<KIND, BITS, ROWS, GROUPS, TEAMS>(rows_map, rows, columns, depth, words, scales, zeros, out,     \
-                                                       group, zero, factors, bias, length, vectors, stages, memory);  \
+        marlin_loaded<KIND, ROWS, GROUPS>(rows_map, rows, columns, depth, words, scales, zeros, out, group, zero,     \
+                                          factors, bias, length, vectors, stages, memory);                            \
     }
 #endif

@@ -9,16 +9,10 @@ W4A16_KERNELS(marlin8_f16, F16, MarlinWords<8>)
 #include "marlin_loaded.cuh"
 
 #if VT_TILES
-MARLIN_LOADED(marlin4_bf16_loaded_64_by_64, BF16, 4, 64, 1, 4)
-MARLIN_LOADED(marlin4_bf16_loaded_128_by_64, BF16, 4, 128, 1, 2)
-MARLIN_LOADED(marlin4_bf16_loaded_128_by_128, BF16, 4, 128, 2, 1)
-MARLIN_LOADED(marlin4_f16_loaded_64_by_64, F16, 4, 64, 1, 4)
-MARLIN_LOADED(marlin4_f16_loaded_128_by_64, F16, 4, 128, 1, 2)
-MARLIN_LOADED(marlin4_f16_loaded_128_by_128, F16, 4, 128, 2, 1)
-MARLIN_LOADED(marlin8_bf16_loaded_64_by_64, BF16, 8, 64, 1, 4)
-MARLIN_LOADED(marlin8_bf16_loaded_128_by_64, BF16, 8, 128, 1, 2)
-MARLIN_LOADED(marlin8_bf16_loaded_128_by_128, BF16, 8, 128, 2, 1)
-MARLIN_LOADED(marlin8_f16_loaded_64_by_64, F16, 8, 64, 1, 4)
-MARLIN_LOADED(marlin8_f16_loaded_128_by_64, F16, 8, 128, 1, 2)
-MARLIN_LOADED(marlin8_f16_loaded_128_by_128, F16, 8, 128, 2, 1)
+MARLIN_LOADED(marlin4_bf16_loaded_64_by_64, BF16, 64, 1)
+MARLIN_LOADED(marlin4_bf16_loaded_128_by_64, BF16, 128, 1)
+MARLIN_LOADED(marlin4_bf16_loaded_128_by_128, BF16, 128, 2)
+MARLIN_LOADED(marlin4_f16_loaded_64_by_64, F16, 64, 1)
+MARLIN_LOADED(marlin4_f16_loaded_128_by_64, F16, 128, 1)
+MARLIN_LOADED(marlin4_f16_loaded_128_by_128, F16, 128, 2)
 #endif
