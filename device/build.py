@@ -102,13 +102,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def build_all(
-    targets: Iterable[str], store: Store, names: Iterable[str] = (), done: Callable[[Build], None] = lambda build: None
+    targets: Iterable[str],
+    store: Store,
+    names: Iterable[str] = (),
+    done: Callable[[Build], None] = lambda build: None,
+    needed: Callable[[str, str], bool] = lambda family, target: True,
 ) -> list[Build]:
     """Build the families (by default all) for every target, a thread a core, calling `done` after each in order.
 
-    What is there is kept.
+    What is there is kept; what is not `needed`, of a family and a target, is left out.
     """
-    wanted = [(family, target) for target in targets for family in tuple(names) or families()]
+    wanted = [(name, target) for target in targets for name in tuple(names) or families() if needed(name, target)]
     builds = []
     with ThreadPoolExecutor(cores()) as pool:  # compilers work outside of the interpreter's lock
         try:

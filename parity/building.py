@@ -12,21 +12,42 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from vtlab.device import aot
 from vtlab.device.arch import ARCHS, lookup
 from vtlab.device.build import Store, build_all, manifest
-from vtlab.device.source import families, text_of
+from vtlab.device.compiler import compiler
+from vtlab.device.source import families, source_digest, text_of
 from vtlab.ops.errors import ContractError
 
-from .device_record import write_built
+from .device_record import built_record, write_built
 from .screen import build_table, show
 
 
+def unrecorded(family: str, target: str) -> bool:
+    """Whether this source has not been compiled for the target by this compiler, as parity/records/builds.json has it.
+
+    Each family is compiled for one of the targets all the same, its digest says which.
+    """
+    digest = source_digest(family)
+    entry = built_record().get(target, {}).get(family, {})
+    audited = [arch.name for arch in ARCHS][int(digest, 16) % len(ARCHS)] == target
+    return audited or (entry.get("digest"), entry.get("compiler")) != (digest, compiler())
+
+
 def run_build(
-    archs: tuple[str, ...], names: tuple[str, ...], folder: Path | None, *, record: bool, as_json: bool
+    archs: tuple[str, ...],
+    names: tuple[str, ...],
+    folder: Path | None,
+    *,
+    record: bool,
+    as_json: bool,
+    changed: bool = False,
 ) -> int:
     """Build, show what came out, and return the exit status: 1 if a kernel spills registers.
 
     folder: where the cubins go, with a ``manifest.json`` beside them; by default the user's cache, where the loader
-    looks. Raises ContractError for an unknown arch or family, DeviceError where nothing can compile.
+    looks. changed: only what is `unrecorded`. Raises ContractError for an unknown arch or family, DeviceError where
+    nothing can compile.
     """
+    if changed and (record or folder is not None):
+        raise ContractError("build", "changed", "a part of the builds", "all of them for --record and --out")
     if record and (archs or names):
         raise ContractError("build", "record", "a part of the builds", "all of them, without --arch or families")
     targets = [lookup(name).name for name in archs] or [arch.name for arch in ARCHS]
@@ -34,12 +55,15 @@ def run_build(
         text_of(name)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("compiling", total=len(targets) * len(names or families()))
+        needed = unrecorded if changed else lambda family, target: True
+        total = sum(needed(family, target) for target in targets for family in names or families())
+        task = progress.add_task("compiling", total=total)
         builds = build_all(
             targets, Store(folder), names,
             lambda build: progress.update(
                 task, advance=1, description=f"compiled {build.entry['family']} for {build.entry['target']}"
             ),
+            needed,
         )  # fmt: skip
     listing = manifest(builds)
     if folder is not None:

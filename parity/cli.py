@@ -83,6 +83,9 @@ def build(
     record: Annotated[
         bool, typer.Option("--record", help="Write parity/records/builds.json; full builds only.")
     ] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only what is not on record; each family for one architecture anyway.")
+    ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Compile nothing: check the builds in --out.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -95,7 +98,8 @@ def build(
         if verify:
             status = run_verify(tuple(arch or ()), out, as_json=as_json)
         else:
-            status = run_build(tuple(arch or ()), tuple(families or ()), out, record=record, as_json=as_json)
+            found = tuple(arch or ()), tuple(families or ()), out
+            status = run_build(*found, record=record, as_json=as_json, changed=changed)
     except DeviceError as error:
         sys.exit(f"vtlab build: {error}")
     raise typer.Exit(status)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from vtlab.device import DeviceError, compiler, loader, source
-from vtlab.device.arch import PTX, lookup, serving
+from vtlab.device.arch import ARCHS, PTX, lookup, serving
 from vtlab.device.build import Store, build_all, cache_folder
 from vtlab.device.spills import DECLARED, spilling
 from vtlab.ops.errors import ContractError
@@ -134,6 +134,30 @@ def test_a_spill_fails_the_build(monkeypatch, tmp_path):
     usage = compiler.Usage(255, 0, 8, 16)
     monkeypatch.setattr("vtlab.device.build.compile_family", lambda *_: compiler.Compiled(b"x", "none", {"k": usage}))
     assert run_build(("sm_90a",), ("splits",), tmp_path, record=False, as_json=True) == 1
+
+
+def test_builds_on_record_are_left_out_but_for_one_architecture(monkeypatch, tmp_path):
+    """A changed source or another compiler is built for all; what is on record for the one that its digest picks."""
+    from vtlab.parity import building
+
+    made = []
+
+    def compile_family(family, target):
+        made.append(target)
+        return compiler.Compiled(b"x", "one 1.0", {})
+
+    monkeypatch.setattr("vtlab.device.build.compile_family", compile_family)
+    monkeypatch.setattr(building, "compiler", lambda: "one 1.0")
+    entry = {"digest": source.source_digest("splits"), "compiler": "one 1.0", "kernels": {}}
+    for record, built in (({"splits": entry}, 1), ({"splits": entry | {"digest": "another"}}, 8),
+                          ({"splits": entry | {"compiler": "one 2.0"}}, 8), ({}, 8)):  # fmt: skip
+        monkeypatch.setattr(building, "built_record", lambda record=record: {arch.name: record for arch in ARCHS})
+        monkeypatch.setenv("VTLAB_CACHE", str(tmp_path / str(len(made))))
+        before = len(made)
+        assert building.run_build((), ("splits",), None, record=False, as_json=True, changed=True) == 0
+        assert len(made) - before == built
+    with pytest.raises(ContractError):
+        building.run_build((), (), tmp_path, record=False, as_json=True, changed=True)
 
 
 def test_the_compilers_report_is_read():
