@@ -9,7 +9,7 @@ from vtlab.device.source import families
 from .chain_cases import generated_chains
 from .device_cases import EDGES, cases, device_ops
 from .device_run import Emulated, check_case
-from .emulation import compiler, kernels
+from .emulation import EmulatedRuntime, compiler, kernels
 
 OPS = device_ops()
 CASES = list(cases(OPS))
@@ -24,12 +24,26 @@ def test_every_op_with_a_kernel_has_edge_shapes():
     assert set(OPS) == set(EDGES)
 
 
+class _Ampere(EmulatedRuntime):
+    """An emulated GPU before Hopper and FP8."""
+
+    def capability(self):
+        return 8, 0
+
+
 @pytest.mark.skipif(compiler() is None, reason="emulation needs a C++ compiler")
 def test_every_kernel_runs():
-    """A kernel that no case launches is unproven."""
-    device = Emulated()
-    for case in CASES:
+    """A kernel that no case launches is unproven; some are for GPUs before Hopper."""
+    written = {name: family for family in set(families()) - set(generated_chains()) for name in kernels(family)}
+    launched = _launched(Emulated(), CASES)
+    older = {written[name] for name in written.keys() - launched}
+    launched |= _launched(Emulated(_Ampere()), [case for case in CASES if case.family in older])
+    assert launched == written.keys()
+
+
+def _launched(device, some) -> set[str]:
+    """The kernels that cases start."""
+    for case in some:
         if not case.special:
             device.call(case.op, {name: device.send(value) for name, value in case.arguments().items()})
-    written = {name for family in set(families()) - set(generated_chains()) for name in kernels(family)}
-    assert set(device.runtime.launched) == written
+    return set(device.runtime.launched)
