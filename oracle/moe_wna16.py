@@ -116,7 +116,7 @@ def moe_wna16_gemm(nx, x, qweight, scales, ids, weights=None, qzeros=None, *, bi
     [E, N, G] of x's dtype T; ids int32 [T, k], -1: a row of zeros; weights float32 [T, k] or None; qzeros uint8
     [E, N bits / 8, G], or None: 8 of 4 bits, 128 of 8; out [T k, N].
     Rounding points: a weight to T, the difference exact, and the store after the product with `weights` in float32.
-    The mirror sums as matmul_bt. vLLM's CUDA kernel for few rows adds in T and by atomics; this is its Triton kernel.
+    The mirror sums as matmul_bt. Roundings are those of vLLM's Triton kernel; it has a CUDA kernel for few rows too.
     Errors: ContractError for other bits, groups that do not divide K, an odd K, or N of zero points, of 4 bits, an
     expert that there is not, another number of rows, scales that are not finite.
     Source: vllm/model_executor/layers/fused_moe/fused_moe.py, fused_moe_kernel_gptq_awq.
