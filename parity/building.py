@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -20,15 +21,20 @@ from .device_record import built_record, write_built
 from .screen import build_table, show
 
 
-def unrecorded(family: str, target: str) -> bool:
-    """Whether this source has not been compiled for the target by this compiler, as parity/records/builds.json has it.
+def unrecorded() -> Callable[[str, str], bool]:
+    """Whether a family was not compiled for a target, from this source by this compiler: parity/records/builds.json.
 
     Each family is compiled for one of the targets all the same, its digest says which.
     """
-    digest = source_digest(family)
-    entry = built_record().get(target, {}).get(family, {})
-    audited = [arch.name for arch in ARCHS][int(digest, 16) % len(ARCHS)] == target
-    return audited or (entry.get("digest"), entry.get("compiler")) != (digest, compiler())
+    record, here = built_record(), compiler()
+
+    def needed(family: str, target: str) -> bool:
+        digest = source_digest(family)
+        entry = record.get(target, {}).get(family, {})
+        audited = ARCHS[int(digest, 16) % len(ARCHS)].name == target
+        return audited or (entry.get("digest"), entry.get("compiler")) != (digest, here)
+
+    return needed
 
 
 def run_build(
@@ -55,7 +61,7 @@ def run_build(
         text_of(name)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        needed = unrecorded if changed else lambda family, target: True
+        needed = unrecorded() if changed else lambda family, target: True
         total = sum(needed(family, target) for target in targets for family in names or families())
         task = progress.add_task("compiling", total=total)
         builds = build_all(

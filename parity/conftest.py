@@ -89,15 +89,11 @@ def sanitizer_verdicts(request):
 
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("-m"):  # minutes of compiling: CI's own step, and `-m mutation`, plant these
-        planted = [item.get_closest_marker("kernel_mutation") is not None for item in items]
-        config.hook.pytest_deselected(items=[item for item, one in zip(items, planted) if one])
-        items[:] = [item for item, one in zip(items, planted) if not one]
+        _leave_out(config, items, lambda item: item.get_closest_marker("kernel_mutation") is not None)
     elif not config.getoption("--replant"):
         _leave_out_known_wrongs(config, items)
     if chosen := config.getoption("--family"):
-        other = [_family(item) not in (None, *chosen) for item in items]
-        config.hook.pytest_deselected(items=[item for item, one in zip(items, other) if one])
-        items[:] = [item for item, one in zip(items, other) if not one]
+        _leave_out(config, items, lambda item: _family(item) not in (None, *chosen))
     misses = {miss.check: miss for miss in load_ledger().misses}
     for item in items:
         name = item.callspec.id if item.originalname == "test_generic" else item.name
@@ -106,19 +102,27 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xfail(reason=f"issue {miss.issue}: {miss.reason}", strict=True))
 
 
+def _leave_out(config, items, which) -> None:
+    """Take the items for which `which` holds out of the run, and say so."""
+    out = [item for item in items if which(item)]
+    config.hook.pytest_deselected(items=out)
+    gone = set(map(id, out))
+    items[:] = [item for item in items if id(item) not in gone]
+
+
 def _leave_out_known_wrongs(config, items) -> None:
     """Wrongs that were noticed as they are, from source and cases as they are, need no second time."""
     from vtlab.parity import planted
-    from vtlab.parity.test_device_mutations import WRONGS
 
     record = planted.recorded()
-    known = []
-    for item in items:
-        found = item.callspec.params if hasattr(item, "callspec") and "test_device_mutations" in item.nodeid else {}
-        family, name = found.get("family"), found.get("name")
-        known.append(family in WRONGS and planted.known(family, name, WRONGS[family][name], record))
-    config.hook.pytest_deselected(items=[item for item, one in zip(items, known) if one])
-    items[:] = [item for item, one in zip(items, known) if not one]
+
+    def known(item) -> bool:
+        if "test_device_mutations" not in item.nodeid or "family" not in getattr(item, "fixturenames", ()):
+            return False
+        family, name = (item.callspec.params[key] for key in ("family", "name"))
+        return planted.known(family, name, item.module.WRONGS[family][name], record)
+
+    _leave_out(config, items, known)
 
 
 def _family(item) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,7 @@ from vtlab.ops.table import lookup
 from vtlab.oracle.lowbit import STORED_TWICE
 
 from .compare import assert_bytes, assert_nmse
-from .goldens import op_cases
+from .goldens import GoldenCase, op_cases
 from .scalar import draw, floats, rounded
 
 AWQ = {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}
@@ -112,36 +112,35 @@ def both(name: str, *args, **kwargs):
     return one
 
 
-def same_as_goldens(*ops: str, build: str | None = None) -> None:
-    """Every golden of these ops, of one build where it is named, to the byte."""
+def _goldens(ops: Sequence[str], build: str | None) -> Iterator[GoldenCase]:
+    """The cases of low-bit ops, each of which must have some."""
     for op in ops:
         cases = op_cases("wna16", op, build)
         assert cases, op
-        for golden in cases:
-            results = lookup(golden.op)(**golden.call())
-            results = results if isinstance(results, tuple) else (results,)
-            for got, want in zip(results, golden.outputs.values(), strict=True):
-                assert_bytes(got, want, str(golden))
+        yield from cases
+
+
+def same_as_goldens(*ops: str, build: str | None = None) -> None:
+    """Every golden of these ops, of one build where it is named, to the byte."""
+    for golden in _goldens(ops, build):
+        results = lookup(golden.op)(**golden.call())
+        results = results if isinstance(results, tuple) else (results,)
+        for got, want in zip(results, golden.outputs.values(), strict=True):
+            assert_bytes(got, want, str(golden))
 
 
 def neighbours_of_goldens(*ops: str) -> None:
     """An H200's sums of K products, in an order of its own: at most one element in a hundred rounds to a neighbour."""
-    for op in ops:
-        cases = op_cases("wna16", op, "cuda")
-        assert cases, op
-        for golden in cases:
-            got, want = lookup(op)(**golden.call()), golden.outputs["out"]
-            assert np.count_nonzero(got != want) <= max(1, got.size // 100), golden
-            assert_nmse(got, want, float(ml_dtypes.finfo(want.dtype).eps) ** 2 / 100, str(golden))
+    for golden in _goldens(ops, "cuda"):
+        got, want = lookup(golden.op)(**golden.call()), golden.outputs["out"]
+        assert np.count_nonzero(got != want) <= max(1, got.size // 100), golden
+        assert_nmse(got, want, float(ml_dtypes.finfo(want.dtype).eps) ** 2 / 100, str(golden))
 
 
 def near_goldens(*ops: str) -> None:
     """An H200's sums that are rounded or cut on the way: as near as a second store to T would leave them."""
-    for op in ops:
-        cases = op_cases("wna16", op, "cuda")
-        assert cases, op
-        for golden in cases:
-            assert_nmse(lookup(op)(**golden.call()), golden.outputs["out"], STORED_TWICE.bound, str(golden))
+    for golden in _goldens(ops, "cuda"):
+        assert_nmse(lookup(golden.op)(**golden.call()), golden.outputs["out"], STORED_TWICE.bound, str(golden))
 
 
 def refuses(name: str, table: Sequence[tuple[str, Callable]]) -> None:

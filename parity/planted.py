@@ -8,8 +8,9 @@ launcher, the cases that should notice it or the emulated GPU have changed; one 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 from vtlab.device.build import write_atomically
@@ -30,13 +31,12 @@ def _bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-@lru_cache(maxsize=1)
+@cache
 def _edges() -> dict[str, Path]:
     """op -> the module that holds its edges."""
     found = {}
     for path in sorted(HERE.glob("device_edges_*.py")):
-        module = __import__(f"{__package__}.{path.stem}", fromlist=["EDGES"])
-        found |= dict.fromkeys(module.EDGES, path)
+        found |= dict.fromkeys(importlib.import_module(f".{path.stem}", __package__).EDGES, path)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -41,23 +43,24 @@ def run(device, call: dict, op: str = "gdn_chunk_prefill") -> tuple[np.ndarray, 
     return np.array(device.fetch(out)), np.array(device.fetch(sent["state"]))
 
 
-def cut(call: dict, first: int, last: int, sequence: int) -> dict:
+def cut(call: dict, first: int, last: int, sequence: int, gate: str = "g") -> dict:
     """The tokens first ... last - 1 of one sequence alone."""
-    tokens = {name: call[name][first:last] for name in ("q", "k", "v", "g", "beta")}
+    tokens = {name: call[name][first:last] for name in ("q", "k", "v", gate, "beta")}
     return call | tokens | {"state": call["state"][sequence : sequence + 1], "query_start_loc": starts(last - first)}
 
 
-@FORMS
-def test_a_sequence_does_not_see_its_batch(device, form):
-    """Alone, in a batch, and beside NaN: the same bytes, and NaN where it is allowed to be alone."""
-    call = prompt(form, 3, 0, 66)
-    whole, states = run(device, call)
-    alone, state = run(device, cut(call, 3, 69, 2))
+def sees_itself_alone(device, call: dict, op: str = "gdn_chunk_prefill", gate: str = "g") -> None:
+    """Sequences of 3, 0 and 66 tokens: the last has the same bytes alone, in its batch, and beside NaN.
+
+    The empty one keeps its state, and NaN is where it is allowed to be alone.
+    """
+    whole, states = run(device, call, op)
+    alone, state = run(device, cut(call, 3, 69, 2, gate), op)
     assert_bytes(alone, whole[3:])
     assert_bytes(state[0], states[2])
     assert_bytes(states[1], call["state"][1])
-    call["v"][1, 0, 5] = call["g"][1, 1] = np.nan
-    spoiled, after = run(device, call)
+    call["v"][1, 0, 5] = call[gate][1, 1] = np.nan
+    spoiled, after = run(device, call, op)
     assert_bytes(spoiled[3:], whole[3:])
     assert_bytes(after[1:], states[1:])
     assert_bytes(np.delete(spoiled[:, 0], 5, axis=1), np.delete(whole[:, 0], 5, axis=1))
@@ -65,14 +68,32 @@ def test_a_sequence_does_not_see_its_batch(device, form):
     assert np.isnan(after[0, 0, 5]).all() and np.isnan(after[0, 1]).all()
 
 
-@FORMS
-def test_a_prompt_resumes_at_the_end_of_a_chunk(device, form):
-    call = prompt(form, 70)
-    whole, states = run(device, call)
-    first, state = run(device, cut(call, 0, 64, 0))
-    rest, last = run(device, cut(call, 64, 70, 0) | {"state": state})
+def resumes(device, call: dict, op: str = "gdn_chunk_prefill", gate: str = "g") -> None:
+    """70 tokens, cut at the end of a chunk."""
+    whole, states = run(device, call, op)
+    first, state = run(device, cut(call, 0, 64, 0, gate), op)
+    rest, last = run(device, cut(call, 64, 70, 0, gate) | {"state": state}, op)
     assert_bytes(np.concatenate([first, rest]), whole)
     assert_bytes(last, states)
+
+
+def same_in_spoiled_scratch(results: Callable[[], tuple]) -> None:
+    """Called again over scratch memory that is full of NaN, it gives the same bytes."""
+    want = results()
+    for block in scratch.scratch._blocks.values():
+        block[...] = 0xFF
+    for got, one in zip(results(), want, strict=True):
+        assert_bytes(got, one)
+
+
+@FORMS
+def test_a_sequence_does_not_see_its_batch(device, form):
+    sees_itself_alone(device, prompt(form, 3, 0, 66))
+
+
+@FORMS
+def test_a_prompt_resumes_at_the_end_of_a_chunk(device, form):
+    resumes(device, prompt(form, 70))
 
 
 @pytest.mark.parametrize("multiprocessors", [0, 1 << 20])
@@ -97,11 +118,7 @@ def test_heads_at_any_address(device):
 @FORMS
 def test_what_scratch_held_does_not_matter(device, form):
     call = prompt(form, 2, 66)
-    want = run(device, call)
-    for block in scratch.scratch._blocks.values():
-        block[...] = 0xFF
-    for got, one in zip(run(device, call), want, strict=True):
-        assert_bytes(got, one)
+    same_in_spoiled_scratch(lambda: run(device, call))
 
 
 def test_a_capture_finds_its_scratch_and_waits_for_nobody():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from vtlab import oracle
-from vtlab.device import kda_chunk_states, scratch
+from vtlab.device import kda_chunk_states
 from vtlab.device.errors import DeviceError
 from vtlab.ops.errors import ContractError
 
+from . import test_device_calls_chunks as chunks
 from .compare import assert_bytes, assert_rel_l2
 from .device_edges_chunks import starts
 from .device_run import Emulated
@@ -39,45 +42,18 @@ def prompt(form: dict, *lengths: int, seed: int = 0) -> dict:
     }  # fmt: skip
 
 
-def run(device, call: dict) -> tuple[np.ndarray, np.ndarray]:
-    """(out, the state afterwards)."""
-    sent = {name: device.send(value) for name, value in call.items()}
-    out = device.call("kda_chunk_prefill", dict(sent))
-    return np.array(device.fetch(out)), np.array(device.fetch(sent["state"]))
-
-
-def cut(call: dict, first: int, last: int, sequence: int) -> dict:
-    """The tokens first ... last - 1 of one sequence alone."""
-    tokens = {name: call[name][first:last] for name in ("q", "k", "v", "g1", "beta")}
-    return call | tokens | {"state": call["state"][sequence : sequence + 1], "query_start_loc": starts(last - first)}
+PREFILL = {"op": "kda_chunk_prefill", "gate": "g1"}
+run = partial(chunks.run, op=PREFILL["op"])
 
 
 @FORMS
 def test_a_sequence_does_not_see_its_batch(device, form):
-    """Alone, in a batch, and beside NaN: the same bytes, and NaN where it is allowed to be alone."""
-    call = prompt(form, 3, 0, 66)
-    whole, states = run(device, call)
-    alone, state = run(device, cut(call, 3, 69, 2))
-    assert_bytes(alone, whole[3:])
-    assert_bytes(state[0], states[2])
-    assert_bytes(states[1], call["state"][1])
-    call["v"][1, 0, 5] = call["g1"][1, 1] = np.nan
-    spoiled, after = run(device, call)
-    assert_bytes(spoiled[3:], whole[3:])
-    assert_bytes(after[1:], states[1:])
-    assert_bytes(np.delete(spoiled[:, 0], 5, axis=1), np.delete(whole[:, 0], 5, axis=1))
-    assert np.isnan(spoiled[1:3, 0, 5].astype(float)).all() and np.isnan(spoiled[1:3, 1].astype(float)).all()
-    assert np.isnan(after[0, 0, 5]).all() and np.isnan(after[0, 1]).all()
+    chunks.sees_itself_alone(device, prompt(form, 3, 0, 66), **PREFILL)
 
 
 @FORMS
 def test_a_prompt_resumes_at_the_end_of_a_chunk(device, form):
-    call = prompt(form, 70)
-    whole, states = run(device, call)
-    first, state = run(device, cut(call, 0, 64, 0))
-    rest, last = run(device, cut(call, 64, 70, 0) | {"state": state})
-    assert_bytes(np.concatenate([first, rest]), whole)
-    assert_bytes(last, states)
+    chunks.resumes(device, prompt(form, 70), **PREFILL)
 
 
 @FORMS
@@ -109,7 +85,7 @@ def test_one_token_of_a_chunk_forgets_it_all(device):
     call["g1"][20] = 1000
     forgotten, state = run(device, call)
     assert np.isfinite(forgotten.astype(float)).all() and np.isfinite(state).all()
-    fresh, last = run(device, cut(call, 20, 40, 0) | {"state": np.zeros_like(call["state"])})
+    fresh, last = run(device, chunks.cut(call, 20, 40, 0, PREFILL["gate"]) | {"state": np.zeros_like(call["state"])})
     assert_rel_l2(forgotten[20:], fresh, 2.0**-8)
     assert_rel_l2(state, last, 2.0**-8)
 
@@ -149,11 +125,7 @@ def test_heads_at_any_address(device, name):
 @FORMS
 def test_what_scratch_held_does_not_matter(device, form):
     call = prompt(form, 2, 66)
-    want = run(device, call)
-    for block in scratch.scratch._blocks.values():
-        block[...] = 0xFF
-    for got, one in zip(run(device, call), want, strict=True):
-        assert_bytes(got, one)
+    chunks.same_in_spoiled_scratch(lambda: run(device, call))
 
 
 @FORMS
