@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,8 +12,10 @@ from vtlab.goldens import tiny
 from vtlab.models import recurrent
 from vtlab.models.block_manager import BlockManager
 from vtlab.models.config_hf import read
+from vtlab.models.decoder import Decoder
 from vtlab.models.engine import Engine
 from vtlab.models.sampling_params import SamplingParams
+from vtlab.models.weights import Weights
 from vtlab.ops.errors import ContractError, FormatError
 
 from . import kimi_forward
@@ -222,6 +225,23 @@ def test_kimi_linear_equals_a_forward_in_float64():
     want = kimi_forward.logits(tiny.CHECKPOINTS["kimi_linear"], tiny.tensors("kimi_linear"), text)
     got = teacher_forced(model, text[:1], [*text[1:], 0])
     assert np.linalg.norm(got - want) <= 24 * len(model.config.layers) * 2.0**-24 * np.linalg.norm(want)
+
+
+OTHER_EXPERTS = {
+    "not scaled": {"routed_scaling_factor": 1.0}, "shares not normalised": {"moe_renormalize": False},
+    "groups not limited": {"num_expert_group": 1}, "one expert": {"num_experts_per_token": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", OTHER_EXPERTS)
+def test_kimi_linears_stream_notices_other_experts(wrong):
+    """Evaluated in float32, another rule of routing is further from vLLM's log-probabilities than its 16 bits explain."""
+    golden = some_of(token_golden("kimi_linear_bfloat16"))
+    config = read({**tiny.CHECKPOINTS["kimi_linear"], **OTHER_EXPERTS[wrong]}, wrong)
+    tensors = {name: bits.view(ml_dtypes.bfloat16) for name, bits in tiny.tensors("kimi_linear", "bfloat16").items()}
+    other = Decoder(config, Weights.from_tensors(config, tensors, "float32"), max_positions=256)
+    exact = tiny_model("kimi_linear", "float32", stored="bfloat16")
+    assert token_gate(golden, other, other).max_error > 2 * token_gate(golden, exact, exact).max_error
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear"])

@@ -50,7 +50,6 @@ def capture(out: Path, name: str, dtype: str, more: dict) -> None:
         if provenance["build"] == "cuda":
             # FLA's chunks: on an H200 vLLM would compile FlashInfer's, for heads of 128, at the start.
             engine |= {"kv_cache_memory_bytes": 1_000_000_000, "additional_config": {"gdn_prefill_backend": "triton"}}
-            engine |= {"gpu_memory_utilization": 0.05}  # engines beside one another: each looks for this share at its start
         engine |= more
         sampling = {"temperature": 0.0, "max_tokens": tokens.NEW_TOKENS, "ignore_eos": True, "logprobs": tokens.TOP,
                     "detokenize": False}  # fmt: skip

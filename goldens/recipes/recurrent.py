@@ -11,9 +11,14 @@ from .recipe import PRE_NORMS, PROJECTIONS, TOKENS, Recipe, Shapes, norms
 @dataclass(frozen=True)
 class Recurrent(Recipe):
     """Decays that forget within some ten to a hundred tokens; matrices of experts by their last axis; norms that are
-    not centred on zero where `plain_norm` says so."""
+    not centred on zero where `plain_norm` says so.
+
+    router_bias : spread of what is added to the experts' scores before they are ranked. Of the order of the scores it
+        keeps rankings from being ties that 16 bits decide by chance.
+    """
 
     plain_norm: str = "linear_attn.norm.weight"
+    router_bias: float = 0.1
 
     def offset_and_scale(self, tensor: str, shape: tuple[int, ...]) -> tuple[float, float]:
         name = tensor.rpartition(".")[2]
@@ -22,7 +27,7 @@ class Recurrent(Recipe):
         if name == "dt_bias" or tensor.endswith("dt_proj.bias"):
             return -2.5, 0.7
         if name == "e_score_correction_bias":
-            return 0.0, 0.1
+            return 0.0, self.router_bias
         if tensor.endswith(self.plain_norm):
             return 1.0, 0.1
         if "conv1d" in tensor:
@@ -144,7 +149,9 @@ RECIPES: dict[str, Recipe] = {
         "state_size": 16, "n_groups": 1, "chunk_size": 16, "rms_norm": True, "norm_before_gate": False,
         "tie_word_embeddings": False,
     }, _mamba2, final_norm=4.0, final_norm_name="backbone.norm_f.weight", plain_norm="none"),
-    # KDA, KDA, latent attention without rope, KDA; a dense layer, then experts in two groups of which one is kept.
+    # KDA, KDA, latent attention without rope, KDA; a dense layer, then experts in two groups of which one is kept. Where
+    # two groups tie within a rounding of 16 bits all experts change: they are small enough for that to stay an error
+    # like others, not another stream.
     "kimi_linear": Recurrent({
         "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", **TOKENS, "hidden_size": 64,
         "vocab_size": 512, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -157,5 +164,5 @@ RECIPES: dict[str, Recipe] = {
         "topk_group": 1, "num_nextn_predict_layers": 0,
         "linear_attn_config": {"kda_layers": [1, 2, 4], "full_attn_layers": [3], "num_heads": 2, "head_dim": 32,
                                "short_conv_kernel_size": 4},
-    }, _kimi, final_norm=2.0, plain_norm="none", gains=PROJECTIONS | {"gate": 3.0}),
+    }, _kimi, final_norm=2.0, plain_norm="none", router_bias=1.0, gains=PROJECTIONS | {"gate": 3.0, "w2": 0.1}),
 }  # fmt: skip
