@@ -10,27 +10,38 @@ from .runtime import current
 EXACT_SIDE = 64
 _SHARED = 227 << 10
 _K_TILE, _MOST_STAGES = 128, 16
-_CLUSTER = 2
 
 
 class Loaded(NamedTuple):
-    """A kernel whose tiles the copy engine brings: rows of its tiles, groups that multiply, bytes through which results
-    leave, and what a tile costs beside the others."""
+    """A kernel whose tiles the copy engine brings.
+
+    tokens, weights : rows of a block's tile; groups : how many multiply; alike, apart : blocks of a cluster with the
+    same tokens, with the same weights; leaving : bytes through which results leave; cost : what a tile costs beside the
+    others, as measured.
+    """
 
     tokens: int
     weights: int
     groups: int
+    alike: int
+    apart: int
     leaving: int
     cost: float
     suffix: str
 
+    @property
+    def cluster(self) -> int:
+        return self.alike * self.apart
 
+
+_LEAVING = 8 << 10  # of a group
 _LOADED = (
-    Loaded(16, 64, 1, 16 * 68 * 4, 1.0, "16"),
-    Loaded(64, 64, 1, 64 * 68 * 4, 1.0, "64"),
-    Loaded(128, 64, 2, 128 * 68 * 4, 1.0, "128"),
-    Loaded(128, 128, 2, 16 << 10, 1.15, "128_by_128"),
-    Loaded(256, 128, 2, 16 << 10, 2.0, "256_by_128"),
+    Loaded(16, 64, 1, 1, 1, 16 * 68 * 4, 1.0, "16"),
+    Loaded(64, 64, 1, 1, 1, _LEAVING, 1.05, "64"),
+    Loaded(128, 64, 2, 1, 1, 2 * _LEAVING, 1.1, "128"),
+    Loaded(128, 128, 2, 2, 1, 2 * _LEAVING, 1.55, "128_by_128_alike"),
+    Loaded(128, 128, 2, 1, 2, 2 * _LEAVING, 1.4, "128_by_128"),
+    Loaded(256, 128, 2, 1, 2, 2 * _LEAVING, 2.5, "256_by_128"),
 )
 
 
@@ -62,20 +73,28 @@ def start_exact(op: str, family: str, kernel: str, matrices: int, tokens: int, h
 
 
 def loaded_form(matrices: int, tokens: int, high: int, columns: int) -> Loaded:
-    """The kernel for the shape: tiles as low as the tokens where one is enough, else those that end soonest."""
+    """The kernel for the shape: tiles as low as the tokens where they are few, else those that end soonest.
+
+    high : tokens that surely have the same weights; blocks with the same weights need them all to.
+    """
     wide = min(tokens, high)
-    if wide <= 128 and tokens <= wide:
+    if wide <= 64:
         return next(form for form in _LOADED if wide <= form.tokens)
 
+    def fits(form: Loaded) -> bool:
+        if wide > 128:
+            return form.weights == 128 and (form.apart == 1 or (matrices == 1 and tokens <= high))
+        return form.tokens == 128 and form.apart == 1
+
     def time(form: Loaded) -> float:
-        return -(-_pairs(form, matrices, tokens, high, columns) // (MULTIPROCESSORS // _CLUSTER)) * form.cost
+        return -(-_clusters(form, matrices, tokens, high, columns) // (MULTIPROCESSORS // form.cluster)) * form.cost
 
-    return min((form for form in _LOADED[3:] if form.tokens <= 128 or wide > 128), key=time)
+    return min(filter(fits, _LOADED), key=time)
 
 
-def _pairs(form: Loaded, matrices: int, tokens: int, high: int, columns: int) -> int:
-    """Tiles that a cluster of two takes at a time: the same tokens, neighbouring weights."""
-    return matrices * -(-tokens // min(high, form.tokens)) * -(-columns // (form.weights * _CLUSTER))
+def _clusters(form: Loaded, matrices: int, tokens: int, high: int, columns: int) -> int:
+    """How often a cluster takes tiles, one for each of its blocks."""
+    return matrices * -(-tokens // min(high, form.tokens * form.apart)) * -(-columns // (form.weights * form.alike))
 
 
 def map_of(array, rows: int, stride: int, high: int):
@@ -88,11 +107,13 @@ def start_loaded(
 ) -> None:
     """Launch the kernel whose tiles the copy engine brings; operands: (array, rows, stride) of tokens, weights."""
     form = loaded_form(matrices, tokens, high, columns)
-    grid = min(_CLUSTER * _pairs(form, matrices, tokens, high, columns), MULTIPROCESSORS)
+    grid = min(form.cluster * _clusters(form, matrices, tokens, high, columns), MULTIPROCESSORS)
     fixed = 1024 + form.leaving + _MOST_STAGES * (2 * 8 + 4)
     stage = (form.tokens + form.weights) * _K_TILE + 4 * form.tokens
     stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
-    maps = [map_of(*each, high) for each, high in zip(operands, (form.tokens // 2, form.weights))]
+    maps = [
+        map_of(*each, high) for each, high in zip(operands, (form.tokens // form.alike, form.weights // form.apart))
+    ]
     threads = 128 + 128 * form.groups
     name = f"{kernel}_{form.suffix}"
     start(op, family, name, grid, (threads, 1), [*maps, grid, *args, stages], fixed + stages * stage)

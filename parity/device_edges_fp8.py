@@ -65,13 +65,14 @@ EDGES: dict[str, list[dict]] = {
         _scaled(3, 66, 1030, out_dtype="float16"),
         _scaled(130, 70, 37, True), _scaled(3, 9, 144, a=_not_a_number(3, 144)),
         _scaled(3, 9, 37, a=_not_a_number(3, 37)),
-        _scaled(70, 66, 1031, True, **_INT8), _scaled(130, 8464, 16, True),
+        _scaled(70, 66, 1031, True, **_INT8), _scaled(385, 4240, 16, True),
+        _scaled(65, 8464, 16, True),
     ],
     "cutlass_scaled_mm_azp": [
         _scaled(M, N, K, True, azp=azp, bias=bias)
         for M, N, K, azp, bias in ((1, 64, 128, "int32", None), (70, 130, 272, "int32", "float16"),
                                    (140, 136, 160, None, "bfloat16"), (3, 5, 77, "int32", None),
-                                   (130, 8464, 16, None, None))
+                                   (385, 4240, 16, None, None), (65, 8464, 16, None, None))
     ],
     "scaled_mm_block": [
         *(_blocks(M, N, K) for M, N, K in ((1, 64, 128), (17, 200, 272), (130, 264, 400), (66, 8, 144))),
@@ -81,7 +82,7 @@ EDGES: dict[str, list[dict]] = {
     ],
     "fp8_gemm_nt": [
         _deep(1, 64, 128), _deep(16, 192, 256, True), _deep(70, 64, 640, True), _deep(129, 320, 1152),
-        _deep(130, 8512, 128),
+        _deep(385, 4288, 128), _deep(65, 8512, 128),
     ],
     "m_grouped_fp8_gemm_nt_contiguous": [
         {"M": 256, "E": 3, **_experts(3, 0, 128, alignment=128), **_deep(256, 192, 256)},

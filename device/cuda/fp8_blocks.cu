@@ -28,16 +28,17 @@ struct Blocks {
 
     // Tokens a tile: a tile of several experts' tokens has no weights.
     template <int TOKENS> VT_MEMBER i64 step() const { return high < TOKENS ? high : TOKENS; }
+    template <int TOKENS> VT_MEMBER unsigned steps() const { return (unsigned)(rows + step<TOKENS>() - 1) / (unsigned)step<TOKENS>(); }
     template <int TOKENS, int ROWS> VT_MEMBER Order order() const {
-        i64 down = (rows + step<TOKENS>() - 1) / step<TOKENS>();
+        unsigned down = steps<TOKENS>();
         return {kind == MASKED ? many * down : down, (columns + ROWS - 1) / ROWS, TURN / TOKENS};
     }
     template <int TOKENS, int ROWS> VT_MEMBER i64 tiles() const { return order<TOKENS, ROWS>().count(); }
     template <int TOKENS, int ROWS> VT_MEMBER Tile tile(i64 number) const {
-        i64 down, across, each = (rows + step<TOKENS>() - 1) / step<TOKENS>();
+        i64 down, across;
         order<TOKENS, ROWS>().at(number, down, across);
-        int expert = kind == MASKED ? (int)(down / each) : 0;
-        i64 within = (kind == MASKED ? down % each : down) * step<TOKENS>(), token = expert * rows + within, column = across * ROWS;
+        int expert = kind == MASKED ? (int)((unsigned)down / steps<TOKENS>()) : 0;
+        i64 within = (down - (i64)expert * steps<TOKENS>()) * step<TOKENS>(), token = expert * rows + within, column = across * ROWS;
         int height = (int)(rows - within < step<TOKENS>() ? rows - within : step<TOKENS>()), tokens = height;
         int left = (int)(columns - column < ROWS ? columns - column : ROWS);
         if (kind == CONTIGUOUS) expert = experts[token];
@@ -75,6 +76,7 @@ struct Blocks {
         return row < tile.tokens && tile.expert >= 0 && (kind != CONTIGUOUS || experts[tile.token + row] >= 0);
     }
     struct Ends {};
+    typedef bool RowEnd;
     VT_MEMBER Ends column_ends(const Tile&, int) const { return {}; }
     VT_MEMBER bool row_end(const Tile& tile, int row) const { return real(tile, row); }
     VT_MEMBER float end(float sum, bool row, const Ends&) const { return row ? sum : 0.0f; }
@@ -117,16 +119,17 @@ extern "C" __global__ void __launch_bounds__(256, 2) exact_e4m3_blocks(PARAMETER
 extern "C" __global__ void __launch_bounds__(256, 2) exact_s8_blocks(PARAMETERS) { JOB multiply_exactly<int, float>(job); }
 
 #if VT_TILES
-#define LOADED(name, TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE)                                                      \
-    extern "C" __global__ void VT_CLUSTER __launch_bounds__(128 + 128 * GROUPS, 1)                                     \
+#define LOADED(name, TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, ALIKE, APART)                                               \
+    extern "C" __global__ void VT_CLUSTER_OF(ALIKE * APART) __launch_bounds__(128 + 128 * GROUPS, 1)                   \
         name(VT_MAP tokens_map, VT_MAP weights_map, PARAMETERS) {                                                      \
         VT_SHARED(memory);                                                                                             \
         JOB                                                                                                            \
-        multiply_loaded<TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE>(tokens_map, weights_map, job, (int)stages, memory); \
+        multiply_loaded<Form<TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, ALIKE, APART>>(tokens_map, weights_map, job, (int)stages, memory);\
     }
-LOADED(loaded_blocks_16, 16, 64, 1, false, false)
-LOADED(loaded_blocks_64, 64, 64, 1, false, false)
-LOADED(loaded_blocks_128, 128, 64, 2, false, true)
-LOADED(loaded_blocks_128_by_128, 128, 128, 2, true, false)
-LOADED(loaded_blocks_256_by_128, 256, 128, 2, true, false)
+LOADED(loaded_blocks_16, 16, 64, 1, false, 1, 1)
+LOADED(loaded_blocks_64, 64, 64, 1, true, 1, 1)
+LOADED(loaded_blocks_128, 128, 64, 2, true, 1, 1)
+LOADED(loaded_blocks_128_by_128, 128, 128, 2, true, 1, 2)
+LOADED(loaded_blocks_128_by_128_alike, 128, 128, 2, true, 2, 1)
+LOADED(loaded_blocks_256_by_128, 256, 128, 2, true, 1, 2)
 #endif

@@ -6,6 +6,8 @@
 //    tokens a block where weights are what is read; 128 by 128 from two token tiles on.
 // 3. loaded_*: the copy engine brings the tiles (fp8_loaded.cuh): what a block reads no longer costs its threads
 //    instructions, and two blocks share what they both read. 256 tokens by 128 weight rows where there are enough of both.
+// 4. Blocks that share weights rather than tokens; none share where one tile has all tokens. Tokens have the instruction's
+//    64 rows from 17 of them on, so that a thread needs two of their scales and not sixteen.
 #include "fp8_exact.cuh"
 #include "fp8_loaded.cuh"
 
@@ -92,21 +94,23 @@ extern "C" __global__ void __launch_bounds__(256, 2) exact_e4m3(PARAMETERS) { JO
 extern "C" __global__ void __launch_bounds__(256, 2) exact_s8(PARAMETERS) { JOB(int) multiply_exactly<int, int>(job); }
 
 #if VT_TILES
-#define LOADED(SUM, name, TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE)                                                      \
-    extern "C" __global__ void VT_CLUSTER __launch_bounds__(128 + 128 * GROUPS, 1)                                     \
+#define LOADED(SUM, name, TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, ALIKE, APART)                                          \
+    extern "C" __global__ void VT_CLUSTER_OF(ALIKE * APART) __launch_bounds__(128 + 128 * GROUPS, 1)                   \
         name(VT_MAP tokens_map, VT_MAP weights_map, PARAMETERS) {                                                      \
         VT_SHARED(memory);                                                                                             \
         JOB(SUM)                                                                                                       \
-        multiply_loaded<TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, BESIDE>(tokens_map, weights_map, job, (int)stages, memory); \
+        multiply_loaded<Form<TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, ALIKE, APART>>(tokens_map, weights_map, job, (int)stages, memory);\
     }
-LOADED(float, loaded_e4m3_16, 16, 64, 1, false, false)
-LOADED(float, loaded_e4m3_64, 64, 64, 1, false, false)
-LOADED(float, loaded_e4m3_128, 128, 64, 2, false, true)
-LOADED(float, loaded_e4m3_128_by_128, 128, 128, 2, true, false)
-LOADED(float, loaded_e4m3_256_by_128, 256, 128, 2, true, false)
-LOADED(int, loaded_s8_16, 16, 64, 1, false, false)
-LOADED(int, loaded_s8_64, 64, 64, 1, false, false)
-LOADED(int, loaded_s8_128, 128, 64, 2, false, true)
-LOADED(int, loaded_s8_128_by_128, 128, 128, 2, true, false)
-LOADED(int, loaded_s8_256_by_128, 256, 128, 2, true, false)
+LOADED(float, loaded_e4m3_16, 16, 64, 1, false, 1, 1)
+LOADED(float, loaded_e4m3_64, 64, 64, 1, true, 1, 1)
+LOADED(float, loaded_e4m3_128, 128, 64, 2, true, 1, 1)
+LOADED(float, loaded_e4m3_128_by_128, 128, 128, 2, true, 1, 2)
+LOADED(float, loaded_e4m3_128_by_128_alike, 128, 128, 2, true, 2, 1)
+LOADED(float, loaded_e4m3_256_by_128, 256, 128, 2, true, 1, 2)
+LOADED(int, loaded_s8_16, 16, 64, 1, false, 1, 1)
+LOADED(int, loaded_s8_64, 64, 64, 1, true, 1, 1)
+LOADED(int, loaded_s8_128, 128, 64, 2, true, 1, 1)
+LOADED(int, loaded_s8_128_by_128, 128, 128, 2, true, 1, 2)
+LOADED(int, loaded_s8_128_by_128_alike, 128, 128, 2, true, 2, 1)
+LOADED(int, loaded_s8_256_by_128, 256, 128, 2, true, 1, 2)
 #endif

@@ -20,8 +20,8 @@ struct Order {
     i64 down, across, high;  // high: token tiles of a turn
     VT_MEMBER i64 count() const { return down * across; }
     VT_MEMBER void at(i64 number, i64& token_tile, i64& weight_tile) const {
-        i64 turn = number / (high * across), rest = number - turn * high * across;
-        i64 left = down - turn * high < high ? down - turn * high : high;
+        unsigned turn = (unsigned)number / (unsigned)(high * across), rest = (unsigned)(number - turn * high * across);
+        unsigned left = (unsigned)(down - turn * high < high ? down - turn * high : high);
         token_tile = turn * high + rest % left;
         weight_tile = rest / left;
     }

@@ -32,7 +32,17 @@ VT_FN u64 tile_of(const void* shared) {
     return (u64)(shared_address(shared) >> 4 & 0x3fffu) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 // The same 32 k further on.
-VT_FN u64 further(u64 tile, int steps) { return tile + 2 * steps; }
+VT_FN u64 further(u64 tile, int steps) { return tile & ~0xffffffffull | ((unsigned)tile + 2u * steps); }
+// The tile so many bytes, a multiple of 1024, behind.
+VT_FN u64 beyond(u64 tile, int bytes) { return further(tile, bytes >> 5); }
+// What all threads of a warp have alike, so that the compiler knows.
+VT_FN int same_in_warp(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+// threadIdx.x, read here and not before: what hangs on it holds no registers until then.
+VT_FN int thread_from_here() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
 
 VT_FN void multiply_tile(float (&d)[8], u64 a, u64 b, int add) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
@@ -127,6 +137,15 @@ VT_FN void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memo
 VT_FN void products_close() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // All groups of products but the last LEFT are done.
 template <int LEFT> VT_FN void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+// Sums are made before this and read behind it: the compiler moves neither over waits and products as it otherwise might.
+template <int SUMS> VT_FN void products_there(float (&d)[SUMS]) {
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int SUMS> VT_FN void products_there(int (&d)[SUMS]) {
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 
 VT_FN void barrier_init(u64* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
@@ -192,6 +211,9 @@ inline const int* factors(int) {
 // The address, with the steps of 32 k in its lowest bits: tiles start at multiples of 1024.
 static inline u64 tile_of(const void* shared) { return (u64)shared; }
 static inline u64 further(u64 tile, int steps) { return tile + steps; }
+static inline u64 beyond(u64 tile, int bytes) { return tile + bytes; }
+static inline int same_in_warp(int x) { return x; }
+static inline int thread_from_here() { return (int)threadIdx.x; }
 
 template <class T, int SUMS> __attribute__((optimize("O3"))) void multiply_tile(T (&d)[SUMS], u64 a, u64 b, int add) {
     const T* factors = emulation::factors(T());
@@ -211,6 +233,7 @@ template <class T, int SUMS> __attribute__((optimize("O3"))) void multiply_tile(
 static inline void products_begin() {}
 static inline void products_close() {}
 template <int LEFT> void products_wait() {}
+template <class T, int SUMS> void products_there(T (&)[SUMS]) {}
 static inline void barrier_init(u64* barrier, int arrivals) {
     emulation::Phases phases = {(unsigned short)arrivals, (unsigned short)arrivals, 0};
     std::memcpy(barrier, &phases, 8);
