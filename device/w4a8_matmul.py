@@ -13,7 +13,7 @@ from vtlab.ops.dtypes import dtype
 
 from .codes import WORD, settled
 from .judged import judged_by_norm
-from .launch import PROVIDER, results, start, vectors
+from .launch import MULTIPROCESSORS, PROVIDER, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 
@@ -26,7 +26,7 @@ for _op in ("cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"):
 
 
 class _Form(NamedTuple):
-    """A kernel: eights of rows and tiles of 16 columns a block, copies under way."""
+    """A kernel for GPUs other than Hopper's: eights of rows and tiles of 16 columns a block, copies under way."""
 
     eights: int
     tiles: int
@@ -39,6 +39,39 @@ class _Form(NamedTuple):
 
 
 _FORMS = (_Form(1, 2, 4), _Form(2, 2, 3), _Form(4, 4, 3))
+
+
+class _Loaded(NamedTuple):
+    """A kernel of cuda/w4a8_loaded.cuh: rows a tile, groups side by side and in turns, stages, blocks of a cluster."""
+
+    rows: int
+    across: int
+    turns: int
+    stages: int
+    blocks: int
+
+    def threads(self) -> int:
+        return 128 + 128 * self.across * self.turns
+
+    def shared(self) -> int:
+        """Bytes of a block."""
+        groups = self.across * self.turns
+        stage = -(-(self.rows * 128 + self.across * 4608) // 1024) * 1024
+        totals = self.rows * 256 if self.turns > 1 else 0
+        barriers = 8 * (2 * self.stages + 4 * self.turns)
+        leaving = groups * self.rows * (128 + 4)
+        return 1024 + self.stages * stage + leaving + totals + barriers + 4 * 4 * _MOST_EXPERTS
+
+    def tiles(self, rows: int, columns: int) -> int:
+        """Tiles of the blocks of a cluster."""
+        return -(-rows // self.rows) * -(-columns // (64 * self.across * self.blocks))
+
+
+_HOPPER, _MOST_EXPERTS = (9, 0), 512
+_LOADED = (
+    _Loaded(8, 1, 4, 30, 1), _Loaded(16, 1, 4, 26, 1), _Loaded(32, 1, 3, 18, 2), _Loaded(64, 1, 2, 13, 2),
+    _Loaded(128, 2, 1, 7, 2),
+)  # fmt: skip
 
 
 def by_columns(b_q):
@@ -60,6 +93,9 @@ def _product(op: str, a, words, tables, channel, token, experts: int, offsets, s
     if current().capability() < _TENSOR_CORES:
         start(op, _FAMILY, "exact_w4a8", rows * (columns // 128), (128, 1), args)
         return
+    if current().capability() == _HOPPER and experts <= _MOST_EXPERTS:
+        _loaded(op, args, target)
+        return
     average = -(-rows // experts) if experts else 0
     form = next((each for each in _FORMS if average <= 8 * each.eights), _FORMS[-1])
     high, teams, room = max(1, -(-average // (8 * form.eights))), _PARTS, current().shared_memory()
@@ -70,6 +106,18 @@ def _product(op: str, a, words, tables, channel, token, experts: int, offsets, s
     grid = experts * (columns // (16 * form.tiles)) * high
     args += [high, int(vectors(columns, (target, columns)))]
     start(op, _FAMILY, f"w4a8_{form.eights}", grid, (32 * teams, 1), args, form.shared(teams))
+
+
+def _loaded(op: str, args: list, target) -> None:
+    """The product by tiles that the copy engine brings."""
+    rows, columns, depth, experts, a = args[:5]
+    average = -(-rows // experts)
+    form = next((each for each in _LOADED if average <= each.rows), _LOADED[-1])
+    most = min(rows, experts - 1) + -(-rows // form.rows) if experts > 1 else -(-rows // form.rows)
+    grid = min(most * form.tiles(1, columns) * form.blocks, MULTIPROCESSORS)
+    rows_map = current().tensor_map(current().pointer(a), depth, rows, depth, form.rows // form.blocks)
+    args = [rows_map, *args, int(vectors(columns, (target, columns))), grid]
+    start(op, _FAMILY, f"w4a8_loaded_{form.rows}", grid, (form.threads(), 1), args, form.shared())
 
 
 @providers.provider("cutlass_w4a8_mm", "cuda", PROVIDER)
