@@ -19,10 +19,12 @@ struct alignas(16) Four { float x[4]; };
 struct alignas(8) Two { float x[2]; };
 
 // TOKENS: rows of `a` a tile. ACROSS: groups side by side. TURNS: groups that take turns. PAIRED: clusters share rows of `a`.
-template <int TOKENS, int ACROSS, int TURNS, int CHAIN, int STAGES, bool PAIRED>
+// RESIDENT: blocks of a multiprocessor.
+template <int TOKENS, int ACROSS, int TURNS, int CHAIN, int STAGES, bool PAIRED, int RESIDENT>
 VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, int grid, u8* memory) {
     static_assert(ACROSS == 1 || TURNS == 1, "");
     constexpr int GROUPS = ACROSS * TURNS, SUMS = TOKENS / 2, SPAN = 64 * ACROSS, BLOCKS = PAIRED ? CLUSTER : 1;
+    constexpr int FEW = RESIDENT > 1 || GROUPS == 1 ? 0 : 40, MANY = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;
     constexpr int WORDS_AT = TOKENS * 128, TABLES_AT = WORDS_AT + ACROSS * 4096, STAGE_BYTES = TABLES_AT + ACROSS * 512;
     constexpr int STAGE = (STAGE_BYTES + 1023) / 1024 * 1024;
     u8 *stages = memory + (-(u64)memory & 1023), *leaving = stages + STAGES * STAGE;
@@ -70,7 +72,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         if ((stage += by) >= STAGES) stage -= STAGES, parity ^= 1;
     };
     if (thread < 128) {
-        if (GROUPS <= 2) registers_down<40>();
+        if constexpr (FEW > 0) registers_down<FEW>();
         if (thread < 32) {
             // Lanes 0 ... 3 copy the words of 32 k each, lane 4 the tables.
             for (int number = (int)blockIdx.x / BLOCKS; number < all; number += step) {
@@ -110,8 +112,9 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             }
         }
     } else {
-        if (GROUPS <= 2) registers_up<232>();
-        int own = thread - 128, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
+        if constexpr (FEW > 0) registers_up<MANY>();
+        // The group comes from a lane: so the compiler knows that a warp's threads go the same way.
+        int own = thread - 128, group = __shfl_sync(0xffffffffu, own >> 7, 0), lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
         int side = TURNS > 1 ? 0 : group, turn = TURNS > 1 ? group : 0, next = turn + 1 == TURNS ? 0 : turn + 1;
         int chain = 0, handed = 0;
         u8* mine = leaving + group * TOKENS * 128;
@@ -178,7 +181,10 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             Tile tile = tile_at(number);
             bool last = true;
             int at = own & 127;
-            float token_scale = at < TOKENS && at < tile.rows ? token[tile.top + at] : 0.0f;
+            float token_scale[(TOKENS + 127) / 128];
+#pragma unroll
+            for (int i = 0; i < (TOKENS + 127) / 128; ++i)
+                token_scale[i] = at + 128 * i < (TOKENS < tile.rows ? TOKENS : tile.rows) ? token[tile.top + at + 128 * i] : 0.0f;
             if constexpr (TURNS == 1) {
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) total[i] = -0.0f;
@@ -208,7 +214,9 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 }
             }
             if (!last) continue;
-            if (at < TOKENS) scales[at] = token_scale;
+#pragma unroll
+            for (int i = 0; i < (TOKENS + 127) / 128; ++i)
+                if (at + 128 * i < TOKENS) scales[at + 128 * i] = token_scale[i];
             group_meets(group);
             i64 left = tile.column + side * 64;
             const float* factors = channel + expert * columns + (left < columns ? left : 0) + 16 * warp + g;

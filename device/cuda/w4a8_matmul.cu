@@ -218,17 +218,19 @@ W4A8_PLAIN(4, 4, 3, 1)
 #if VT_TILES
 
 #define VT_ALONE
-#define W4A8_LOADED(NAME, CLUSTERS, TOKENS, ACROSS, TURNS, CHAIN, STAGES, PAIRED)                                           \
-    extern "C" __global__ void CLUSTERS __launch_bounds__(128 + 128 * ACROSS * TURNS, 1)                                   \
+#define W4A8_LOADED(NAME, CLUSTERS, TOKENS, ACROSS, TURNS, CHAIN, STAGES, PAIRED, RESIDENT)                               \
+    extern "C" __global__ void CLUSTERS __launch_bounds__(128 + 128 * ACROSS * TURNS, RESIDENT)                           \
         NAME(VT_MAP rows_map, W4A8_PARAMETERS, i64 vectors, i64 grid) {                                                   \
-        VT_SHARED(memory);                                                                                                \
-        w4a8_loaded<TOKENS, ACROSS, TURNS, CHAIN, STAGES, PAIRED>(rows_map, rows, columns, depth, experts, a, words, tables, \
-                                                                  channel, token, offsets, sizes, out, (int)vectors,       \
-                                                                  (int)grid, memory);                                     \
+        VT_SHARED(room);                                                                                                  \
+        w4a8_loaded<TOKENS, ACROSS, TURNS, CHAIN, STAGES, PAIRED, RESIDENT>(                                              \
+            rows_map, rows, columns, depth, experts, a, words, tables, channel, token, offsets, sizes, out, (int)vectors, \
+            (int)grid, room);                                                                                             \
     }
-W4A8_LOADED(w4a8_loaded_8, VT_ALONE, 8, 1, 4, 2, 30, false)
-W4A8_LOADED(w4a8_loaded_16, VT_ALONE, 16, 1, 4, 2, 26, false)
-W4A8_LOADED(w4a8_loaded_32, VT_CLUSTER, 32, 1, 3, 2, 18, true)
-W4A8_LOADED(w4a8_loaded_64, VT_CLUSTER, 64, 1, 2, 2, 13, true)
-W4A8_LOADED(w4a8_loaded_128, VT_CLUSTER, 128, 2, 1, 2, 7, true)
+#ifndef SWEEP
+W4A8_LOADED(w4a8_loaded_8, VT_ALONE, 8, 1, 4, 2, 30, false, 1)
+W4A8_LOADED(w4a8_loaded_16, VT_ALONE, 16, 1, 4, 2, 26, false, 1)
+W4A8_LOADED(w4a8_loaded_32, VT_CLUSTER, 32, 1, 3, 2, 18, true, 1)
+W4A8_LOADED(w4a8_loaded_64, VT_CLUSTER, 64, 1, 2, 2, 13, true, 1)
+W4A8_LOADED(w4a8_loaded_128, VT_CLUSTER, 128, 2, 1, 2, 7, true, 1)
+#endif
 #endif
