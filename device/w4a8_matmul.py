@@ -57,8 +57,8 @@ class _Loaded(NamedTuple):
         """Bytes of a block."""
         groups = self.across * self.turns
         stage = -(-(self.rows * 128 + self.across * 4608) // 1024) * 1024
-        totals = self.rows * 256 if self.turns > 1 else 0
-        barriers = 8 * (2 * self.stages + 4 * self.turns)
+        totals = self.across * self.rows * 256 if self.turns > 1 else 0
+        barriers = 8 * (2 * self.stages + 4 * groups)
         leaving = groups * self.rows * (128 + 4)
         return 1024 + self.stages * stage + leaving + totals + barriers + 4 * 4 * _MOST_EXPERTS
 

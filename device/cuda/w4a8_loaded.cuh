@@ -11,10 +11,11 @@
 #include "wgmma_codes.cuh"
 
 #define MOST_EXPERTS 512
-#define BAND 16  // tiles of rows that pass before the next columns
+#define BAND 8  // tiles of rows that pass before the next columns
 
 #if VT_TILES
 
+template <int N> struct Stages { static constexpr int COUNT = N; };
 struct alignas(16) Four { float x[4]; };
 struct alignas(8) Two { float x[2]; };
 
@@ -22,15 +23,15 @@ struct alignas(8) Two { float x[2]; };
 // RESIDENT: blocks of a multiprocessor.
 template <int TOKENS, int ACROSS, int TURNS, int CHAIN, int STAGES, bool PAIRED, int RESIDENT>
 VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, int grid, u8* memory) {
-    static_assert(ACROSS == 1 || TURNS == 1, "");
+    static_assert(CHAIN <= 2, "");
     constexpr int GROUPS = ACROSS * TURNS, SUMS = TOKENS / 2, SPAN = 64 * ACROSS, BLOCKS = PAIRED ? CLUSTER : 1;
     constexpr int FEW = RESIDENT > 1 || GROUPS == 1 ? 0 : 40, MANY = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;
     constexpr int WORDS_AT = TOKENS * 128, TABLES_AT = WORDS_AT + ACROSS * 4096, STAGE_BYTES = TABLES_AT + ACROSS * 512;
     constexpr int STAGE = (STAGE_BYTES + 1023) / 1024 * 1024;
     u8 *stages = memory + (-(u64)memory & 1023), *leaving = stages + STAGES * STAGE;
     Four* totals = (Four*)(leaving + GROUPS * TOKENS * 128);
-    u64 *full = (u64*)(totals + (TURNS > 1 ? SUMS * 32 : 0)), *empty = full + STAGES, *turns = empty + STAGES;
-    float* token_scales = (float*)(turns + 4 * TURNS);
+    u64 *full = (u64*)(totals + (TURNS > 1 ? ACROSS * SUMS * 32 : 0)), *empty = full + STAGES, *turns = empty + STAGES;
+    float* token_scales = (float*)(turns + 4 * GROUPS);
     int *first = (int*)(token_scales + GROUPS * TOKENS), *count = first + MOST_EXPERTS, *ends = count + MOST_EXPERTS;
     int* sums = ends + MOST_EXPERTS;
     int thread = (int)threadIdx.x, rank = PAIRED ? block_of_cluster() : 0, owners = offsets == nullptr ? 1 : (int)experts;
@@ -40,9 +41,9 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             barrier_init(full + s, 1);
             barrier_init(empty + s, BLOCKS * 4 * ACROSS);
         }
-        for (int i = 0; i < 4 * TURNS; ++i) barrier_init(turns + i, 1);
+        for (int i = 0; i < 4 * GROUPS; ++i) barrier_init(turns + i, 1);
         barriers_ready();
-        for (int i = 0; i < 4; ++i) barrier_arrive(turns + i);  // the first turn is the first group's
+        for (int i = 0; i < 4 * ACROSS; ++i) barrier_arrive(turns + i);  // the first turn is that of the first groups
     }
     for (int e = thread; e < owners; e += 128 + 128 * GROUPS) {
         Own own = rows_of(offsets, sizes, e, rows);
@@ -115,13 +116,15 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         if constexpr (FEW > 0) registers_up<MANY>();
         // The group comes from a lane: so the compiler knows that a warp's threads go the same way.
         int own = thread - 128, group = __shfl_sync(0xffffffffu, own >> 7, 0), lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
-        int side = TURNS > 1 ? 0 : group, turn = TURNS > 1 ? group : 0, next = turn + 1 == TURNS ? 0 : turn + 1;
+        int side = group % ACROSS, turn = group / ACROSS, next = (turn + 1 == TURNS ? 0 : group + ACROSS - side) + side;
         int chain = 0, handed = 0;
         u8* mine = leaving + group * TOKENS * 128;
         float* scales = token_scales + group * TOKENS;
+        Four* so_far = totals + side * SUMS * 32 + (own & 127);
         float part[SUMS], total[SUMS];
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) part[i] = 0.0f;
+        unsigned order = Places::ORDER + (unsigned)(depth >> 32);  // as far as the compiler knows, no constant: depth < 2^31
         Table low, up;
         auto unpack = [&](unsigned(&a)[2][4], int half) {
             const u8* here = stages + stage * STAGE;
@@ -133,8 +136,8 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
                 uint2 q = *(const uint2*)(here + WORDS_AT + ((2 * half + s) * ACROSS + side) * 1024 + warp * 256 + lane * 8);
-                Places x(q.x), y(q.y);
-                a[s][0] = low.look_up(x), a[s][1] = up.look_up(x.upper()), a[s][2] = low.look_up(y), a[s][3] = up.look_up(y.upper());
+                Places x(q.x, order), y(q.y, order);
+                a[s][0] = x.look_up(low), a[s][1] = x.look_up_upper(up), a[s][2] = y.look_up(low), a[s][3] = y.look_up_upper(up);
             }
         };
         auto multiply = [&](unsigned(&a)[2][4], int half, bool add) {
@@ -151,31 +154,27 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 else barrier_arrive(empty + from);
             }
         };
-        // The products of so many stages from the next one on, and where no turns are taken their sum.
-        auto run = [&](int length) {
-            unsigned even[2][4], odd[2][4];
-            unpack(even, 0);
-            int at = 0, before = -1;
-#pragma unroll 1
-            for (int i = 0; i < length; ++i) {
-                multiply(even, 0, at > 0);
+        // The products of a chain of stages, of which the first half is unpacked already; `more`: then unpack the next one's.
+        unsigned even[2][4], odd[2][4];
+        auto products = [&](auto length, bool more) {
+            int before = -1;
+#pragma unroll
+            for (int i = 0; i < decltype(length)::COUNT; ++i) {
+                multiply(even, 0, i > 0);
                 products_wait<1>();
-                if (CHAIN > 1 && before >= 0) release(before);
+                if (i > 0) release(before);
                 unpack(odd, 1);
                 multiply(odd, 1, true);
                 products_wait<1>();
                 before = stage;
                 advance(1);
-                if (i + 1 < length) unpack(even, 0);
-                if (++at == CHAIN || i + 1 == length) {
-                    products_wait<0>();
-                    release(before);
-                    at = 0, before = -1;
-                    if constexpr (TURNS == 1)
-#pragma unroll
-                        for (int j = 0; j < SUMS; ++j) total[j] += part[j];
-                }
+                if (i + 1 < decltype(length)::COUNT || more) unpack(even, 0);
             }
+            products_wait<0>();
+            release(before);
+            if constexpr (TURNS == 1)
+#pragma unroll
+                for (int j = 0; j < SUMS; ++j) total[j] += part[j];
         };
         for (int number = (int)blockIdx.x / BLOCKS; number < all; number += step) {
             Tile tile = tile_at(number);
@@ -188,22 +187,27 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             if constexpr (TURNS == 1) {
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) total[i] = -0.0f;
-                run(groups);
+                unpack(even, 0);
+#pragma unroll 1
+                for (int begin = 0; begin + CHAIN <= groups; begin += CHAIN) products(Stages<CHAIN>(), begin + CHAIN < groups);
+                if (groups % CHAIN) products(Stages<1>(), false);
             } else {
                 last = false;
                 for (int begin = 0; begin < groups; begin += CHAIN) {
                     int length = groups - begin < CHAIN ? groups - begin : CHAIN;
                     if (chain == turn) {
-                        run(length);
+                        unpack(even, 0);
+                        if (length == CHAIN) products(Stages<CHAIN>(), false);
+                        else products(Stages<1>(), false);
                         last = begin + length == groups;
-                        barrier_wait(turns + 4 * turn + warp, handed);
+                        barrier_wait(turns + 4 * group + warp, handed);
                         handed ^= 1;
 #pragma unroll
                         for (int i = 0; i < SUMS / 4; ++i) {
-                            Four sum = begin ? totals[i * 128 + at] : Four{-0.0f, -0.0f, -0.0f, -0.0f};
+                            Four sum = begin ? so_far[i * 128] : Four{-0.0f, -0.0f, -0.0f, -0.0f};
 #pragma unroll
                             for (int e = 0; e < 4; ++e) total[4 * i + e] = sum.x[e] += part[4 * i + e];
-                            if (!last) totals[i * 128 + at] = sum;
+                            if (!last) so_far[i * 128] = sum;
                         }
                         lanes_meet();
                         if (lane == 0) barrier_arrive(turns + 4 * next + warp);

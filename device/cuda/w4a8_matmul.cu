@@ -158,8 +158,8 @@ template <int EIGHTS, int TILES, int STAGES> VT_FN void w4a8(W4A8_PARAMETERS, i6
 #pragma unroll
                         for (int one = 0; one < STEPS; ++one) {
                             uint2 q = *(const uint2*)(here + WORDS_AT + ((s + one) * TILES + j) * 256 + lane * 8);
-                            Places x(q.x), y(q.y);
-                            const unsigned weights[4] = {low.look_up(x), up.look_up(x.upper()), low.look_up(y), up.look_up(y.upper())};
+                            Places x(q.x, Places::ORDER), y(q.y, Places::ORDER);
+                            const unsigned weights[4] = {x.look_up(low), x.look_up_upper(up), y.look_up(low), y.look_up_upper(up)};
 #pragma unroll
                             for (int e = 0; e < EIGHTS; ++e)
                                 multiply_e4m3(sum[j][e], weights, right[e][2 * one], right[e][2 * one + 1]);

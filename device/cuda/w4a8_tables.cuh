@@ -3,7 +3,12 @@
 #include "w4a8.cuh"
 
 #ifdef __CUDACC__
-VT_FN unsigned permuted(unsigned a, unsigned b, unsigned places) { return __byte_perm(a, b, places); }
+// Unlike __byte_perm this takes `places` as they are, whose upper half does not count: nothing is masked once more.
+VT_FN unsigned permuted(unsigned a, unsigned b, unsigned places) {
+    unsigned out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(places));
+    return out;
+}
 #else
 static inline unsigned permuted(unsigned a, unsigned b, unsigned places) {
     unsigned long long both = (unsigned long long)b << 32 | a;
@@ -16,14 +21,6 @@ static inline unsigned permuted(unsigned a, unsigned b, unsigned places) {
 }
 #endif
 
-// Eight codes' places in a table, and which of them are below zero; a column's four are the low half or the upper one.
-struct Places {
-    unsigned places, which;
-    VT_MEMBER explicit Places(unsigned w) : places(w & 0x77777777u), which((w >> 1 & 0x44444444u) ^ 0x76547654u) {}
-    VT_MEMBER Places(unsigned places, unsigned which) : places(places), which(which) {}
-    VT_MEMBER Places upper() const { return {places >> 16, which >> 16}; }
-};
-
 // A column's table: entries as they are, and with signs flipped and a zero for code 0.
 struct Table {
     uint2 negative, positive;
@@ -31,8 +28,18 @@ struct Table {
         negative = *(const uint2*)from;
         positive = {(negative.x ^ 0x80808080u) & 0xffffff00u, negative.y ^ 0x80808080u};
     }
-    VT_MEMBER unsigned look_up(Places at) const {
-        unsigned below = permuted(negative.x, negative.y, at.places);
-        return permuted(below, permuted(positive.x, positive.y, at.places), at.which);
+    VT_MEMBER unsigned look_up(unsigned places, unsigned which) const {
+        unsigned below = permuted(negative.x, negative.y, places);
+        return permuted(below, permuted(positive.x, positive.y, places), which);
     }
+};
+
+// Eight codes' places in a table, and which of them are below zero; a column's four are the low half or the upper one.
+struct Places {
+    unsigned places, which;
+    // `order` is ORDER, in a register: so the last two steps are one.
+    static constexpr unsigned ORDER = 0x76547654u;
+    VT_MEMBER Places(unsigned w, unsigned order) : places(w & 0x77777777u), which((w >> 1 & 0x44444444u) ^ order) {}
+    VT_MEMBER unsigned look_up(const Table& low) const { return low.look_up(places, which); }
+    VT_MEMBER unsigned look_up_upper(const Table& up) const { return up.look_up(places >> 16, which >> 16); }
 };
