@@ -56,7 +56,9 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),
         "rows beyond the expert's": ("if (top + m >= own.count) break;", ""),
         "copied rows beyond the expert's": ("row < TOKENS && row < tile.rows; row", "row < TOKENS; row"),
-        "copied tables of the first columns": ("TABLES_AT + side * 512 + (16 * warp + g) * 8", "TABLES_AT + (16 * warp + g) * 8"),
+        "copied tables of the first columns": (
+            "TABLES_AT + side * 512 + (16 * warp + g) * 8", "TABLES_AT + (16 * warp + g) * 8",
+        ),
         "copied tables of the first group": ("from += on;", "from += thread < 4 ? on : 0;"),
         "the first 32 k twice": ("((2 * half + s) * ACROSS + side)", "(half * ACROSS + side)"),
         "turns forget those before": ("begin ? so_far[i * 128]", "false ? so_far[i * 128]"),

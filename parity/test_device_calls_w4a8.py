@@ -89,7 +89,7 @@ def test_without_the_tensor_cores_the_bytes_are_the_mirrors():
 
 
 def test_many_tiles_of_one_expert(device):
-    """Tiles are as low as its share of the rows: there are more than pass before the next columns, and a block has many."""
+    """Tiles are as low as its share of the rows: more than pass before the next columns, and many a block."""
     call = by_experts([0] * 12, [0] * 5 + [70] + [0] * 6)
     for name in ("b_tensors", "b_scales", "b_group_scales"):
         call[name] = np.concatenate([call[name]] * 4)
