@@ -18,6 +18,7 @@ from .runtime import current
 from .scratch import scratch
 
 _FAMILY = "w4a8_matmul"
+GROUP = 128
 _BFLOAT16 = dtype("bfloat16")
 _TENSOR_CORES, _PARTS = (8, 9), 8
 """The least capability with tensor cores of e4m3; parts that K is cut into, as in the .cu file."""
@@ -42,13 +43,13 @@ _FORMS = (_Form(1, 2, 4), _Form(2, 2, 3), _Form(4, 4, 3))
 
 
 class _Loaded(NamedTuple):
-    """A kernel of cuda/w4a8_loaded.cuh: rows a tile, groups side by side and in turns, stages, blocks of a cluster."""
+    """A kernel of cuda/w4a8_loaded.cuh: rows a tile, groups side by side and in turns, stages; a stage's time."""
 
     rows: int
     across: int
     turns: int
     stages: int
-    blocks: int
+    cost: float
 
     def threads(self) -> int:
         return 128 + 128 * self.across * self.turns
@@ -63,15 +64,28 @@ class _Loaded(NamedTuple):
         return 1024 + self.stages * stage + leaving + totals + barriers + 4 * 4 * _MOST_EXPERTS
 
     def tiles(self, rows: int, columns: int) -> int:
-        """Tiles of the blocks of a cluster."""
-        return -(-rows // self.rows) * -(-columns // (64 * self.across * self.blocks))
+        return -(-rows // self.rows) * (columns // (64 * self.across))
 
 
 _HOPPER, _MOST_EXPERTS = (9, 0), 512
 _LOADED = (
-    _Loaded(8, 1, 4, 30, 1), _Loaded(16, 1, 4, 26, 1), _Loaded(32, 1, 3, 18, 2), _Loaded(64, 1, 2, 13, 2),
-    _Loaded(128, 2, 1, 7, 2),
+    _Loaded(8, 1, 4, 30, 0.21), _Loaded(16, 1, 4, 26, 0.21), _Loaded(32, 1, 4, 20, 0.22), _Loaded(64, 1, 4, 12, 0.35),
+    _Loaded(128, 2, 1, 7, 0.6), _Loaded(176, 2, 1, 5, 0.69),
 )  # fmt: skip
+_DEEP = 16
+"""Groups from which on it pays to deal rows out to more multiprocessors."""
+
+
+def loaded_form(experts: int, average: int, columns: int, groups: int) -> _Loaded:
+    """The kernel for experts of so many rows: tiles as low as they are, or those that end soonest."""
+    if groups < _DEEP and average <= _LOADED[-1].rows:
+        return next(form for form in _LOADED if average <= form.rows)
+
+    def time(form: _Loaded) -> tuple[float, int]:
+        tiles = experts * form.tiles(average, columns)
+        return -(-tiles // MULTIPROCESSORS) * form.cost, tiles
+
+    return min(_LOADED, key=time)
 
 
 def by_columns(b_q):
@@ -111,11 +125,10 @@ def _product(op: str, a, words, tables, channel, token, experts: int, offsets, s
 def _loaded(op: str, args: list, target) -> None:
     """The product by tiles that the copy engine brings."""
     rows, columns, depth, experts, a = args[:5]
-    average = -(-rows // experts)
-    form = next((each for each in _LOADED if average <= each.rows), _LOADED[-1])
-    most = min(rows, experts - 1) + -(-rows // form.rows) if experts > 1 else -(-rows // form.rows)
-    grid = min(most * form.tiles(1, columns) * form.blocks, MULTIPROCESSORS)
-    rows_map = current().tensor_map(current().pointer(a), depth, rows, depth, form.rows // form.blocks)
+    form = loaded_form(experts, -(-rows // experts), columns, depth // GROUP)
+    most = form.tiles(rows, columns) + min(rows, experts - 1) * form.tiles(1, columns)
+    grid = min(most, MULTIPROCESSORS)
+    rows_map = current().tensor_map(current().pointer(a), depth, rows, depth, form.rows)
     args = [rows_map, *args, int(vectors(columns, (target, columns))), grid]
     start(op, _FAMILY, f"w4a8_loaded_{form.rows}", grid, (form.threads(), 1), args, form.shared())
 

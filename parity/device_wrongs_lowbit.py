@@ -59,7 +59,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "copied tables of the first columns": (
             "TABLES_AT + side * 512 + (16 * warp + g) * 8", "TABLES_AT + (16 * warp + g) * 8",
         ),
-        "copied tables of the first group": ("from += on;", "from += thread < 4 ? on : 0;"),
+        "copied tables of the first group": ("from += on;", "from += lane < 4 ? on : 0;"),
         "the first 32 k twice": ("((2 * half + s) * ACROSS + side)", "(half * ACROSS + side)"),
         "turns forget those before": ("begin ? so_far[i * 128]", "false ? so_far[i * 128]"),
         "turns do not wait": ("barrier_wait(turns + 4 * group + warp, handed);", ""),
@@ -67,7 +67,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "chains forget those before": ("total[j] += part[j];", "total[j] = part[j];"),
         "do not wait for stages": ("barrier_wait(full + stage, parity);", ""),
         "the first expert's channels": ("channel + expert * columns", "channel"),
-        "the first rows' scales": ("? token[tile.top + at + 128 * i]", "? token[at + 128 * i]"),
+        "the first rows' scales": ("? token[tile.top + row]", "? token[row]"),
         "bands of the first columns": ("within -= band * BAND * across;", "within -= band * BAND;"),
         "nobody's rows are left": ("if (any_lane_has(owned)) continue;", "if (any_lane_has(true)) continue;"),
     },

@@ -1,16 +1,17 @@
 // W4A8's products on Hopper: out^T = W a^T, so that weights are the left operand, which tensor cores take from registers.
 //
-// The copy engine brings 128 k a stage: a block's words and tables, a group of scales, beside the rows of `a`, where two
-// blocks of a cluster share them half of them for both. Groups of four warps have 64 columns each, or take turns at the
-// stages of the same 64. They look weights up while the products of those before are under way. Sums leave the tensor
-// cores after CHAIN stages, since they keep too few bits there, and are added up in float32 from the first one on: in
-// registers or, where groups take turns, in shared memory that is handed on. So neither the tile's form nor the batch
-// shows in a sum.
+// The copy engine brings 128 k a stage: rows of `a`, a block's words and its tables, a group of scales. Four warps send for
+// stages in turn: one alone would be slower than those that multiply. Groups of four warps have 64 columns each, or take
+// turns at the stages of the same 64. They look weights up while the products of those before are under way. Sums leave
+// the tensor cores after CHAIN stages, since they keep too few bits there, and are added up in float32 from the first one
+// on: in registers or, where groups take turns, in shared memory that is handed on. So neither the tile's form nor the
+// batch shows in a sum.
 #pragma once
 #include "w4a8_tables.cuh"
 #include "wgmma_codes.cuh"
 
 #define MOST_EXPERTS 512
+#define CHAIN 2
 #define BAND 8  // tiles of rows that pass before the next columns
 
 #if VT_TILES
@@ -19,13 +20,11 @@ template <int N> struct Stages { static constexpr int COUNT = N; };
 struct alignas(16) Four { float x[4]; };
 struct alignas(8) Two { float x[2]; };
 
-// TOKENS: rows of `a` a tile. ACROSS: groups side by side. TURNS: groups that take turns. PAIRED: clusters share rows of `a`.
-// RESIDENT: blocks of a multiprocessor.
-template <int TOKENS, int ACROSS, int TURNS, int CHAIN, int STAGES, bool PAIRED, int RESIDENT>
+// TOKENS: rows of `a` a tile. ACROSS: groups side by side. TURNS: groups that take turns.
+template <int TOKENS, int ACROSS, int TURNS, int STAGES>
 VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, int grid, u8* memory) {
-    static_assert(CHAIN <= 2, "");
-    constexpr int GROUPS = ACROSS * TURNS, SUMS = TOKENS / 2, SPAN = 64 * ACROSS, BLOCKS = PAIRED ? CLUSTER : 1;
-    constexpr int FEW = RESIDENT > 1 || GROUPS == 1 ? 0 : 40, MANY = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;
+    constexpr int GROUPS = ACROSS * TURNS, SUMS = TOKENS / 2, SPAN = 64 * ACROSS;
+    constexpr int FEW = 40, MANY = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;  // registers
     constexpr int WORDS_AT = TOKENS * 128, TABLES_AT = WORDS_AT + ACROSS * 4096, STAGE_BYTES = TABLES_AT + ACROSS * 512;
     constexpr int STAGE = (STAGE_BYTES + 1023) / 1024 * 1024;
     u8 *stages = memory + (-(u64)memory & 1023), *leaving = stages + STAGES * STAGE;
@@ -34,12 +33,12 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
     float* token_scales = (float*)(turns + 4 * GROUPS);
     int *first = (int*)(token_scales + GROUPS * TOKENS), *count = first + MOST_EXPERTS, *ends = count + MOST_EXPERTS;
     int* sums = ends + MOST_EXPERTS;
-    int thread = (int)threadIdx.x, rank = PAIRED ? block_of_cluster() : 0, owners = offsets == nullptr ? 1 : (int)experts;
+    int thread = (int)threadIdx.x, owners = offsets == nullptr ? 1 : (int)experts;
     if (thread == 0) {
         map_ahead(rows_map);
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(full + s, 1);
-            barrier_init(empty + s, BLOCKS * 4 * ACROSS);
+            barrier_init(empty + s, 4 * ACROSS);
         }
         for (int i = 0; i < 4 * GROUPS; ++i) barrier_init(turns + i, 1);
         barriers_ready();
@@ -57,9 +56,8 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         int* other = ends;
         ends = sums, sums = other;
     }
-    if (PAIRED) cluster_meets();
-    int across = (int)((columns + SPAN * BLOCKS - 1) / (SPAN * BLOCKS)), all = ends[owners - 1] * across;
-    int groups = (int)(depth / GROUP), stage = 0, parity = 0, expert = 0, step = grid / BLOCKS;
+    int across = (int)(columns / SPAN), all = ends[owners - 1] * across;
+    int groups = (int)(depth / GROUP), stage = 0, parity = 0, expert = 0;
     struct Tile { int top, rows, column; };
     auto tile_at = [&](int number) {  // numbers ascend, and with them `expert`
         while (number >= ends[expert] * across) ++expert;
@@ -67,53 +65,46 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         int band = within / (BAND * across), high = down - band * BAND < BAND ? down - band * BAND : BAND;
         within -= band * BAND * across;
         int column = within / high, top = (band * BAND + within - column * high) * TOKENS;
-        return Tile{first[expert] + top, count[expert] - top, (column * BLOCKS + rank) * SPAN};
+        return Tile{first[expert] + top, count[expert] - top, column * SPAN};
     };
     auto advance = [&](int by) {
         if ((stage += by) >= STAGES) stage -= STAGES, parity ^= 1;
     };
     if (thread < 128) {
-        if constexpr (FEW > 0) registers_down<FEW>();
-        if (thread < 32) {
-            // Lanes 0 ... 3 copy the words of 32 k each, lane 4 the tables.
-            for (int number = (int)blockIdx.x / BLOCKS; number < all; number += step) {
-                Tile tile = tile_at(number);
-                i64 column = tile.column < columns ? tile.column : columns - SPAN;  // where there is none, others
-                const char* from = thread < 4 ? (const char*)(words + expert * (depth / 8) * columns) + (column + thread * columns) * 16
-                                              : (const char*)tables + (expert * groups * columns + column) * 8;
-                i64 on = thread < 4 ? columns * 64 : columns * 8;
-                int to = thread < 4 ? WORDS_AT + thread * ACROSS * 1024 : TABLES_AT, bytes = thread < 4 ? ACROSS * 1024 : ACROSS * 512;
-                for (int group = 0; group < groups; ++group) {
+        registers_down<FEW>();
+        // Lane 0 sends for rows, lanes 0 ... 3 for the words of 32 k each, lane 4 for the tables.
+        int lane = thread & 31, warp = __shfl_sync(0xffffffffu, thread >> 5, 0), turn = 0;
+        for (int number = (int)blockIdx.x; number < all; number += grid) {
+            Tile tile = tile_at(number);
+            const char* from = lane < 4 ? (const char*)(words + expert * (depth / 8) * columns) + (tile.column + lane * columns) * 16
+                                        : (const char*)tables + (expert * groups * columns + tile.column) * 8;
+            i64 on = lane < 4 ? columns * 64 : columns * 8;
+            int to = lane < 4 ? WORDS_AT + lane * ACROSS * 1024 : TABLES_AT, bytes = lane < 4 ? ACROSS * 1024 : ACROSS * 512;
+            for (int group = 0; group < groups; ++group) {
+                if (turn == warp) {
                     barrier_wait(empty + stage, parity ^ 1);
                     u8* here = stages + stage * STAGE;
-                    if (thread == 0) {
+                    if (lane == 0) {
                         barrier_expect(full + stage, STAGE_BYTES);
-                        if constexpr (PAIRED) {
-#pragma unroll
-                            for (int i = 0; i < 2 / CLUSTER; ++i) {
-                                int half = (rank + i) * (TOKENS / 2);
-                                load_tile_for_all(here + half * 128, rows_map, full + stage, group * 128, tile.top + half);
-                            }
-                        } else {
-                            load_tile(here, rows_map, full + stage, group * 128, tile.top);
-                        }
+                        load_tile(here, rows_map, full + stage, group * 128, tile.top);
                     }
                     lanes_meet();
-                    if (thread < 5) load_bytes(here + to, from, full + stage, bytes);
-                    from += on;
-                    advance(1);
+                    if (lane < 5) load_bytes(here + to, from, full + stage, bytes);
                 }
-            }
-        } else if (offsets != nullptr) {  // rows that no expert has are zeros, a warp a row
-            for (i64 row = (i64)blockIdx.x * 3 + (thread >> 5) - 1; row < rows; row += 3 * grid) {
-                bool owned = false;
-                for (int e = thread & 31; e < owners; e += 32) owned |= row >= first[e] && row < (i64)first[e] + count[e];
-                if (any_lane_has(owned)) continue;
-                for (i64 n = thread & 31; n < columns; n += 32) out[row * columns + n] = 0;
+                from += on;
+                turn = turn + 1 & 3;
+                advance(1);
             }
         }
+        if (offsets != nullptr)  // rows that no expert has are zeros, a warp a row
+            for (i64 row = (i64)blockIdx.x * 4 + warp; row < rows; row += 4 * grid) {
+                bool owned = false;
+                for (int e = lane; e < owners; e += 32) owned |= row >= first[e] && row < (i64)first[e] + count[e];
+                if (any_lane_has(owned)) continue;
+                for (i64 n = lane; n < columns; n += 32) out[row * columns + n] = 0;
+            }
     } else {
-        if constexpr (FEW > 0) registers_up<MANY>();
+        registers_up<MANY>();
         // The group comes from a lane: so the compiler knows that a warp's threads go the same way.
         int own = thread - 128, group = __shfl_sync(0xffffffffu, own >> 7, 0), lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
         int side = group % ACROSS, turn = group / ACROSS, next = (turn + 1 == TURNS ? 0 : group + ACROSS - side) + side;
@@ -149,10 +140,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         };
         auto release = [&](int from) {
             lanes_meet();
-            if (lane < BLOCKS) {
-                if constexpr (PAIRED) barrier_arrive_at(empty + from, lane);
-                else barrier_arrive(empty + from);
-            }
+            if (lane == 0) barrier_arrive(empty + from);
         };
         // The products of a chain of stages, of which the first half is unpacked already; `more`: then unpack the next one's.
         unsigned even[2][4], odd[2][4];
@@ -176,14 +164,12 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
 #pragma unroll
                 for (int j = 0; j < SUMS; ++j) total[j] += part[j];
         };
-        for (int number = (int)blockIdx.x / BLOCKS; number < all; number += step) {
+        for (int number = (int)blockIdx.x; number < all; number += grid) {
             Tile tile = tile_at(number);
             bool last = true;
             int at = own & 127;
-            float token_scale[(TOKENS + 127) / 128];
-#pragma unroll
-            for (int i = 0; i < (TOKENS + 127) / 128; ++i)
-                token_scale[i] = at + 128 * i < (TOKENS < tile.rows ? TOKENS : tile.rows) ? token[tile.top + at + 128 * i] : 0.0f;
+            auto scale_of = [&](int row) { return row < TOKENS && row < tile.rows ? token[tile.top + row] : 0.0f; };
+            float scale = scale_of(at);
             if constexpr (TURNS == 1) {
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) total[i] = -0.0f;
@@ -218,12 +204,11 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 }
             }
             if (!last) continue;
-#pragma unroll
-            for (int i = 0; i < (TOKENS + 127) / 128; ++i)
-                if (at + 128 * i < TOKENS) scales[at + 128 * i] = token_scale[i];
+            if (at < TOKENS) scales[at] = scale;
+            if (TOKENS > 128 && at + 128 < TOKENS) scales[at + 128] = scale_of(at + 128);
             group_meets(group);
             i64 left = tile.column + side * 64;
-            const float* factors = channel + expert * columns + (left < columns ? left : 0) + 16 * warp + g;
+            const float* factors = channel + expert * columns + left + 16 * warp + g;
             float high = factors[0], lower = factors[8];
             constexpr int PAIRS = TOKENS == 8 ? 1 : 2;
 #pragma unroll
@@ -239,21 +224,19 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 leave_transposed(mine + place(8 * j + (PAIRS > 1 ? 8 * (lane >> 4) : 0) + (lane & 7), 2 * warp + (lane >> 3 & 1)), r);
             }
             group_meets(group);
-            if (left < columns)
-                for (int row = at >> 3; row < TOKENS && row < tile.rows; row += 16) {
-                    uint4 q = *(const uint4*)(mine + place(row, at & 7));
-                    unsigned short* to = out + (i64)(tile.top + row) * columns + left + 8 * (at & 7);
-                    if (vectors) {
-                        *(uint4*)to = q;
-                    } else {
-                        const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
+            for (int row = at >> 3; row < TOKENS && row < tile.rows; row += 16) {
+                uint4 q = *(const uint4*)(mine + place(row, at & 7));
+                unsigned short* to = out + (i64)(tile.top + row) * columns + left + 8 * (at & 7);
+                if (vectors) {
+                    *(uint4*)to = q;
+                } else {
+                    const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
-                        for (int e = 0; e < 8; ++e) to[e] = (unsigned short)(pairs[e >> 1] >> 16 * (e & 1));
-                    }
+                    for (int e = 0; e < 8; ++e) to[e] = (unsigned short)(pairs[e >> 1] >> 16 * (e & 1));
                 }
+            }
         }
     }
-    if (PAIRED) cluster_meets();  // the other block may still bring rows here, or announce that it needs no more
 }
 
 #endif

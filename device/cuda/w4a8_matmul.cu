@@ -217,20 +217,17 @@ W4A8_PLAIN(4, 4, 3, 1)
 #include "w4a8_loaded.cuh"
 #if VT_TILES
 
-#define VT_ALONE
-#define W4A8_LOADED(NAME, CLUSTERS, TOKENS, ACROSS, TURNS, CHAIN, STAGES, PAIRED, RESIDENT)                               \
-    extern "C" __global__ void CLUSTERS __launch_bounds__(128 + 128 * ACROSS * TURNS, RESIDENT)                           \
-        NAME(VT_MAP rows_map, W4A8_PARAMETERS, i64 vectors, i64 grid) {                                                   \
+#define W4A8_LOADED(TOKENS, ACROSS, TURNS, STAGES)                                                                        \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * ACROSS * TURNS, 1)                                           \
+        w4a8_loaded_##TOKENS(VT_MAP rows_map, W4A8_PARAMETERS, i64 vectors, i64 grid) {                                   \
         VT_SHARED(room);                                                                                                  \
-        w4a8_loaded<TOKENS, ACROSS, TURNS, CHAIN, STAGES, PAIRED, RESIDENT>(                                              \
-            rows_map, rows, columns, depth, experts, a, words, tables, channel, token, offsets, sizes, out, (int)vectors, \
-            (int)grid, room);                                                                                             \
+        w4a8_loaded<TOKENS, ACROSS, TURNS, STAGES>(rows_map, rows, columns, depth, experts, a, words, tables, channel,    \
+                                                   token, offsets, sizes, out, (int)vectors, (int)grid, room);            \
     }
-#ifndef SWEEP
-W4A8_LOADED(w4a8_loaded_8, VT_ALONE, 8, 1, 4, 2, 30, false, 1)
-W4A8_LOADED(w4a8_loaded_16, VT_ALONE, 16, 1, 4, 2, 26, false, 1)
-W4A8_LOADED(w4a8_loaded_32, VT_CLUSTER, 32, 1, 3, 2, 18, true, 1)
-W4A8_LOADED(w4a8_loaded_64, VT_CLUSTER, 64, 1, 2, 2, 13, true, 1)
-W4A8_LOADED(w4a8_loaded_128, VT_CLUSTER, 128, 2, 1, 2, 7, true, 1)
-#endif
+W4A8_LOADED(8, 1, 4, 30)
+W4A8_LOADED(16, 1, 4, 26)
+W4A8_LOADED(32, 1, 4, 20)
+W4A8_LOADED(64, 1, 4, 12)
+W4A8_LOADED(128, 2, 1, 7)
+W4A8_LOADED(176, 2, 1, 5)
 #endif
