@@ -40,9 +40,8 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             barrier_init(full + s, 1);
             barrier_init(empty + s, 4 * ACROSS);
         }
-        for (int i = 0; i < 4 * GROUPS; ++i) barrier_init(turns + i, 1);
+        for (int i = 0; i < 4 * GROUPS; ++i) barrier_init(turns + i, 32);
         barriers_ready();
-        for (int i = 0; i < 4 * ACROSS; ++i) barrier_arrive(turns + i);  // the first turn is that of the first groups
     }
     for (int e = thread; e < owners; e += 128 + 128 * GROUPS) {
         Own own = rows_of(offsets, sizes, e, rows);
@@ -109,6 +108,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         int own = thread - 128, group = __shfl_sync(0xffffffffu, own >> 7, 0), lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
         int side = group % ACROSS, turn = group / ACROSS, next = (turn + 1 == TURNS ? 0 : group + ACROSS - side) + side;
         int chain = 0, handed = 0;
+        bool opens = turn == 0;  // the first chain of all has none before it
         u8* mine = leaving + group * TOKENS * 128;
         float* scales = token_scales + group * TOKENS;
         Four* so_far = totals + side * SUMS * 32 + (own & 127);
@@ -186,8 +186,11 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                         if (length == CHAIN) products(Stages<CHAIN>(), false);
                         else products(Stages<1>(), false);
                         last = begin + length == groups;
-                        barrier_wait(turns + 4 * group + warp, handed);
-                        handed ^= 1;
+                        if (!opens) {
+                            barrier_wait(turns + 4 * group + warp, handed);
+                            handed ^= 1;
+                        }
+                        opens = false;
 #pragma unroll
                         for (int i = 0; i < SUMS / 4; ++i) {
                             Four sum = begin ? so_far[i * 128] : Four{-0.0f, -0.0f, -0.0f, -0.0f};
@@ -195,8 +198,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                             for (int e = 0; e < 4; ++e) total[4 * i + e] = sum.x[e] += part[4 * i + e];
                             if (!last) so_far[i * 128] = sum;
                         }
-                        lanes_meet();
-                        if (lane == 0) barrier_arrive(turns + 4 * next + warp);
+                        barrier_arrive(turns + 4 * next + warp);
                     } else {
                         advance(length);
                     }
