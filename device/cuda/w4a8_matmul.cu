@@ -7,6 +7,10 @@
 //    the number of tokens; a warp has one chain's tiles of 16 columns, and a ring of copies of its own. So decode steps have
 //    bytes under way in eight places at once, no warp waits for another before the end, and a row has its bytes in any batch.
 // 3. Experts: each block has one expert's columns and strides over its rows, so nothing is read back or counted.
+// 4. w4a8_loaded_*: Hopper, whose m16n8k32 unpacks e4m3 into float16 first. There the products are by the warp group, for any
+//    number of rows, since their sums differ from those of the warp: w4a8_loaded.cuh. With one warp to send for the 5 to 30
+//    KiB of a stage, kernels without look-ups took as long as those without products, so four send. Multiplying by powers of
+//    two instead of shifting was slower, and so was sharing rows in clusters of two blocks.
 #include "mma.cuh"
 #include "w4a8_tables.cuh"
 
