@@ -13,11 +13,12 @@ from vtlab.ops.dtypes import dtype
 
 from .codes import WORD, settled
 from .judged import judged_by_norm
-from .launch import PROVIDER, results, start, vectors
+from .launch import MULTIPROCESSORS, PROVIDER, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 
 _FAMILY = "w4a8_matmul"
+GROUP = 128
 _BFLOAT16 = dtype("bfloat16")
 _TENSOR_CORES, _PARTS = (8, 9), 8
 """The least capability with tensor cores of e4m3; parts that K is cut into, as in the .cu file."""
@@ -26,7 +27,7 @@ for _op in ("cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"):
 
 
 class _Form(NamedTuple):
-    """A kernel: eights of rows and tiles of 16 columns a block, copies under way."""
+    """A kernel for GPUs other than Hopper's: eights of rows and tiles of 16 columns a block, copies under way."""
 
     eights: int
     tiles: int
@@ -39,6 +40,52 @@ class _Form(NamedTuple):
 
 
 _FORMS = (_Form(1, 2, 4), _Form(2, 2, 3), _Form(4, 4, 3))
+
+
+class _Loaded(NamedTuple):
+    """A kernel of cuda/w4a8_loaded.cuh: rows a tile, groups side by side and in turns, stages; a stage's time."""
+
+    rows: int
+    across: int
+    turns: int
+    stages: int
+    cost: float
+
+    def threads(self) -> int:
+        return 128 + 128 * self.across * self.turns
+
+    def shared(self) -> int:
+        """Bytes of a block."""
+        groups = self.across * self.turns
+        stage = -(-(self.rows * 128 + self.across * 4608) // 1024) * 1024
+        totals = self.across * self.rows * 256 if self.turns > 1 else 0
+        barriers = 8 * (2 * self.stages + 4 * groups)
+        leaving = groups * self.rows * (128 + 4)
+        return 1024 + self.stages * stage + leaving + totals + barriers + 4 * 4 * _MOST_EXPERTS
+
+    def tiles(self, rows: int, columns: int) -> int:
+        return -(-rows // self.rows) * (columns // (64 * self.across))
+
+
+_HOPPER, _MOST_EXPERTS = (9, 0), 512
+_LOADED = (
+    _Loaded(8, 1, 4, 30, 0.21), _Loaded(16, 1, 4, 26, 0.21), _Loaded(32, 1, 4, 20, 0.22), _Loaded(64, 1, 4, 12, 0.35),
+    _Loaded(128, 2, 1, 7, 0.6), _Loaded(176, 2, 1, 5, 0.69),
+)  # fmt: skip
+_DEEP = 16
+"""Groups from which on it pays to deal rows out to more multiprocessors."""
+
+
+def loaded_form(experts: int, average: int, columns: int, groups: int) -> _Loaded:
+    """The kernel for experts of so many rows: tiles as low as they are, or those that end soonest."""
+    if groups < _DEEP and average <= _LOADED[-1].rows:
+        return next(form for form in _LOADED if average <= form.rows)
+
+    def time(form: _Loaded) -> tuple[float, int]:
+        tiles = experts * form.tiles(average, columns)
+        return -(-tiles // MULTIPROCESSORS) * form.cost, tiles
+
+    return min(_LOADED, key=time)
 
 
 def by_columns(b_q):
@@ -60,6 +107,9 @@ def _product(op: str, a, words, tables, channel, token, experts: int, offsets, s
     if current().capability() < _TENSOR_CORES:
         start(op, _FAMILY, "exact_w4a8", rows * (columns // 128), (128, 1), args)
         return
+    if current().capability() == _HOPPER and experts <= _MOST_EXPERTS:
+        _loaded(op, args, target)
+        return
     average = -(-rows // experts) if experts else 0
     form = next((each for each in _FORMS if average <= 8 * each.eights), _FORMS[-1])
     high, teams, room = max(1, -(-average // (8 * form.eights))), _PARTS, current().shared_memory()
@@ -70,6 +120,17 @@ def _product(op: str, a, words, tables, channel, token, experts: int, offsets, s
     grid = experts * (columns // (16 * form.tiles)) * high
     args += [high, int(vectors(columns, (target, columns)))]
     start(op, _FAMILY, f"w4a8_{form.eights}", grid, (32 * teams, 1), args, form.shared(teams))
+
+
+def _loaded(op: str, args: list, target) -> None:
+    """The product by tiles that the copy engine brings."""
+    rows, columns, depth, experts, a = args[:5]
+    form = loaded_form(experts, -(-rows // experts), columns, depth // GROUP)
+    most = form.tiles(rows, columns) + min(rows, experts - 1) * form.tiles(1, columns)
+    grid = min(most, MULTIPROCESSORS)
+    rows_map = current().tensor_map(current().pointer(a), depth, rows, depth, form.rows)
+    args = [rows_map, *args, int(vectors(columns, (target, columns))), grid]
+    start(op, _FAMILY, f"w4a8_loaded_{form.rows}", grid, (form.threads(), 1), args, form.shared())
 
 
 @providers.provider("cutlass_w4a8_mm", "cuda", PROVIDER)

@@ -129,7 +129,11 @@ EDGES: dict[str, list[dict]] = {
     "cutlass_decode_int4b": [{"W": 32, "N": 48}],
     "cutlass_pack_scale_fp8": [{"G": 5, "N": 127}],
     "w4a8_dequantize": [{"G": 2, "N": 33}],
-    "cutlass_w4a8_mm": [_w4a8(9, 1280, 128), _w4a8(16, 256, 256), _w4a8(70, 128, 128)],
-    "cutlass_w4a8_moe_mm": [_experts(40, 256, 128, 2), _experts(90, 128, 128, 3)],
+    "cutlass_w4a8_mm": [
+        _w4a8(9, 1280, 128), _w4a8(16, 384, 256), _w4a8(40, 384, 128), _w4a8(70, 384, 256), _w4a8(150, 128, 128),
+    ],
+    "cutlass_w4a8_moe_mm": [
+        _experts(40, 384, 128, 2), _experts(90, 128, 128, 3), _experts(100, 384, 256, 2),
+    ],
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op."""

@@ -8,7 +8,14 @@ import sys
 
 import pytest
 
-from . import planted, test_device_calls, test_device_calls_attention, test_device_calls_kv, test_device_calls_quant
+from . import (
+    planted,
+    test_device_calls,
+    test_device_calls_attention,
+    test_device_calls_kv,
+    test_device_calls_quant,
+    test_device_calls_w4a8,
+)
 from .compare import ParityError
 from .device_cases import cases, device_ops
 from .device_run import Emulated, check_case
@@ -154,6 +161,12 @@ def survives(family: str, name: str) -> bool:
         if family == "fp4":
             test_device_calls_quant.test_slices_of_wider_rows(device, "scaled_fp4_quant", shift=1)
             test_device_calls_quant.test_codes_at_any_address(device, "scaled_fp4_quant")
+        if family == "w4a8_matmul":
+            test_device_calls_w4a8.test_many_tiles_of_one_expert(device)
+            before_hopper = EmulatedRuntime({family: WRONGS[family][name]})
+            before_hopper.capability = lambda: (8, 9)
+            for case in cases(["cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"]):
+                check_case(Emulated(before_hopper), case)
         if family == "attention":
             test_device_calls_attention.test_what_is_not_finite_reaches_those_who_see_it(device, rows=40, bad=math.nan)
         for seed in range(6 if family == "kv_blocks" else 0):

@@ -7,8 +7,12 @@
 //    the number of tokens; a warp has one chain's tiles of 16 columns, and a ring of copies of its own. So decode steps have
 //    bytes under way in eight places at once, no warp waits for another before the end, and a row has its bytes in any batch.
 // 3. Experts: each block has one expert's columns and strides over its rows, so nothing is read back or counted.
+// 4. w4a8_loaded_*: Hopper, whose m16n8k32 unpacks e4m3 into float16 first. There the products are by the warp group, for any
+//    number of rows, since their sums differ from those of the warp: w4a8_loaded.cuh. With one warp to send for the 5 to 30
+//    KiB of a stage, kernels without look-ups took as long as those without products, so four send. Multiplying by powers of
+//    two instead of shifting was slower, and so was sharing rows in clusters of two blocks.
 #include "mma.cuh"
-#include "w4a8.cuh"
+#include "w4a8_tables.cuh"
 
 #define GROUP 128
 #define PARTS 8
@@ -29,13 +33,13 @@ VT_FN i64 expert_of(const i64* offsets, const int* sizes, i64 experts, i64 rows,
     return -1;
 }
 
-#define PARAMETERS                                                                                                \
+#define W4A8_PARAMETERS                                                                                                \
     i64 rows, i64 columns, i64 depth, i64 experts, const unsigned char *a, const unsigned *words,                 \
         const unsigned char *tables, const float *channel, const float *token, const i64 *offsets,                \
         const int *sizes, unsigned short *out
 
 // A block has 128 columns of a row.
-extern "C" __global__ void __launch_bounds__(128) exact_w4a8(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(128) exact_w4a8(W4A8_PARAMETERS) {
     i64 row = blockIdx.x / (columns / 128), n = blockIdx.x % (columns / 128) * 128 + threadIdx.x;
     i64 expert = expert_of(offsets, sizes, experts, rows, row);
     float x[1] = {0.0f};
@@ -69,8 +73,6 @@ extern "C" __global__ void __launch_bounds__(128)
 #if !defined(__CUDACC__) || __CUDA_ARCH__ >= 890
 
 #ifdef __CUDACC__
-VT_FN unsigned permuted(unsigned a, unsigned b, unsigned places) { return __byte_perm(a, b, places); }
-
 // c += a b, 16 rows x 32 k by 8 columns, as `multiply` with four codes where that has two elements.
 VT_FN void multiply_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -79,15 +81,6 @@ VT_FN void multiply_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned b0, uns
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 #else
-static inline unsigned permuted(unsigned a, unsigned b, unsigned places) {
-    unsigned long long both = (unsigned long long)b << 32 | a;
-    unsigned out = 0;
-    for (int i = 0; i < 4; ++i) {
-        unsigned place = places >> 4 * i & 15u, byte = (unsigned)(both >> 8 * (place & 7u)) & 0xffu;
-        out |= (place & 8u ? (byte >> 7) * 0xffu : byte) << 8 * i;
-    }
-    return out;
-}
 static inline void multiply_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     using namespace emulation;
     int lane = running->number & 31, g = lane >> 2, t = lane & 3;
@@ -103,22 +96,8 @@ static inline void multiply_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned
 }
 #endif
 
-// A column's table: entries as they are, and with signs flipped and a zero for code 0.
-struct Table {
-    uint2 negative, positive;
-    VT_MEMBER void fetch(const char* from) {
-        negative = *(const uint2*)from;
-        positive = {(negative.x ^ 0x80808080u) & 0xffffff00u, negative.y ^ 0x80808080u};
-    }
-    // Of the four codes in the low half of `w`.
-    VT_MEMBER unsigned look_up(unsigned w) const {
-        unsigned places = w & 0x7777u, below = permuted(negative.x, negative.y, places);
-        return permuted(below, permuted(positive.x, positive.y, places), 0x7654u ^ (w >> 1 & 0x4444u));
-    }
-};
-
 // A block has 16 TILES columns of an expert and of its rows every `high`-th stretch of 8 EIGHTS.
-template <int EIGHTS, int TILES, int STAGES> VT_FN void w4a8(PARAMETERS, i64 high, i64 vectors) {
+template <int EIGHTS, int TILES, int STAGES> VT_FN void w4a8(W4A8_PARAMETERS, i64 high, i64 vectors) {
     VT_SHARED(memory);
     constexpr int ROWS = 8 * EIGHTS, COLUMNS = 16 * TILES, PITCH = COLUMNS + 4, STEPS = EIGHTS == 1 ? 2 : 1;
     constexpr int WORDS_AT = ROWS * 128, TABLES_AT = WORDS_AT + TILES * 1024, STAGE = TABLES_AT + TILES * 128;
@@ -183,7 +162,8 @@ template <int EIGHTS, int TILES, int STAGES> VT_FN void w4a8(PARAMETERS, i64 hig
 #pragma unroll
                         for (int one = 0; one < STEPS; ++one) {
                             uint2 q = *(const uint2*)(here + WORDS_AT + ((s + one) * TILES + j) * 256 + lane * 8);
-                            const unsigned weights[4] = {low.look_up(q.x), up.look_up(q.x >> 16), low.look_up(q.y), up.look_up(q.y >> 16)};
+                            Places x(q.x, Places::ORDER), y(q.y, Places::ORDER);
+                            const unsigned weights[4] = {x.look_up(low), x.look_up_upper(up), y.look_up(low), y.look_up_upper(up)};
 #pragma unroll
                             for (int e = 0; e < EIGHTS; ++e)
                                 multiply_e4m3(sum[j][e], weights, right[e][2 * one], right[e][2 * one + 1]);
@@ -228,12 +208,30 @@ template <int EIGHTS, int TILES, int STAGES> VT_FN void w4a8(PARAMETERS, i64 hig
     }
 }
 
-#define W4A8(EIGHTS, TILES, STAGES, BLOCKS)                                                                        \
-    extern "C" __global__ void __launch_bounds__(256, BLOCKS) w4a8_##EIGHTS(PARAMETERS, i64 high, i64 vectors) {          \
+#define W4A8_PLAIN(EIGHTS, TILES, STAGES, BLOCKS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) w4a8_##EIGHTS(W4A8_PARAMETERS, i64 high, i64 vectors) {          \
         w4a8<EIGHTS, TILES, STAGES>(rows, columns, depth, experts, a, words, tables, channel, token, offsets, sizes,      \
                                     out, high, vectors);                                                                  \
     }
-W4A8(1, 2, 4, 2)
-W4A8(2, 2, 3, 2)
-W4A8(4, 4, 3, 1)
+W4A8_PLAIN(1, 2, 4, 2)
+W4A8_PLAIN(2, 2, 3, 2)
+W4A8_PLAIN(4, 4, 3, 1)
+#endif
+
+#include "w4a8_loaded.cuh"
+#if VT_TILES
+
+#define W4A8_LOADED(TOKENS, ACROSS, TURNS, STAGES)                                                                        \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * ACROSS * TURNS, 1)                                           \
+        w4a8_loaded_##TOKENS(VT_MAP rows_map, W4A8_PARAMETERS, i64 vectors, i64 grid) {                                   \
+        VT_SHARED(room);                                                                                                  \
+        w4a8_loaded<TOKENS, ACROSS, TURNS, STAGES>(rows_map, rows, columns, depth, experts, a, words, tables, channel,    \
+                                                   token, offsets, sizes, out, (int)vectors, (int)grid, room);            \
+    }
+W4A8_LOADED(8, 1, 4, 30)
+W4A8_LOADED(16, 1, 4, 26)
+W4A8_LOADED(32, 1, 4, 20)
+W4A8_LOADED(64, 1, 4, 12)
+W4A8_LOADED(128, 2, 1, 7)
+W4A8_LOADED(176, 2, 1, 5)
 #endif

@@ -1,0 +1,244 @@
+// W4A8's products on Hopper: out^T = W a^T, so that weights are the left operand, which tensor cores take from registers.
+//
+// The copy engine brings 128 k a stage: rows of `a`, a block's words and its tables, a group of scales. Four warps send for
+// stages in turn: one alone would be slower than those that multiply. Groups of four warps have 64 columns each, or take
+// turns at the stages of the same 64. They look weights up while the products of those before are under way. Sums leave
+// the tensor cores after CHAIN stages, since they keep too few bits there, and are added up in float32 from the first one
+// on: in registers or, where groups take turns, in shared memory that is handed on. So neither the tile's form nor the
+// batch shows in a sum.
+#pragma once
+#include "w4a8_tables.cuh"
+#include "wgmma_codes.cuh"
+
+#define MOST_EXPERTS 512
+#define CHAIN 2
+#define BAND 8  // tiles of rows that pass before the next columns
+
+#if VT_TILES
+
+template <int N> struct Stages { static constexpr int COUNT = N; };
+struct alignas(16) Four { float x[4]; };
+struct alignas(8) Two { float x[2]; };
+
+// TOKENS: rows of `a` a tile. ACROSS: groups side by side. TURNS: groups that take turns.
+template <int TOKENS, int ACROSS, int TURNS, int STAGES>
+VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, int grid, u8* memory) {
+    constexpr int GROUPS = ACROSS * TURNS, SUMS = TOKENS / 2, SPAN = 64 * ACROSS;
+    constexpr int FEW = 40, MANY = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;  // registers
+    constexpr int WORDS_AT = TOKENS * 128, TABLES_AT = WORDS_AT + ACROSS * 4096, STAGE_BYTES = TABLES_AT + ACROSS * 512;
+    constexpr int STAGE = (STAGE_BYTES + 1023) / 1024 * 1024;
+    u8 *stages = memory + (-(u64)memory & 1023), *leaving = stages + STAGES * STAGE;
+    Four* totals = (Four*)(leaving + GROUPS * TOKENS * 128);
+    u64 *full = (u64*)(totals + (TURNS > 1 ? ACROSS * SUMS * 32 : 0)), *empty = full + STAGES, *turns = empty + STAGES;
+    float* token_scales = (float*)(turns + 4 * GROUPS);
+    int *first = (int*)(token_scales + GROUPS * TOKENS), *count = first + MOST_EXPERTS, *ends = count + MOST_EXPERTS;
+    int* sums = ends + MOST_EXPERTS;
+    int thread = (int)threadIdx.x, owners = offsets == nullptr ? 1 : (int)experts;
+    if (thread == 0) {
+        map_ahead(rows_map);
+        for (int s = 0; s < STAGES; ++s) {
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, 4 * ACROSS);
+        }
+        for (int i = 0; i < 4 * GROUPS; ++i) barrier_init(turns + i, 32);
+        barriers_ready();
+    }
+    for (int e = thread; e < owners; e += 128 + 128 * GROUPS) {
+        Own own = rows_of(offsets, sizes, e, rows);
+        first[e] = (int)own.first, count[e] = (int)own.count;
+        ends[e] = (int)((own.count + TOKENS - 1) / TOKENS);
+    }
+    __syncthreads();
+    for (int d = 1; d < owners; d *= 2) {  // tiles of rows become those up to each expert
+        for (int e = thread; e < owners; e += 128 + 128 * GROUPS) sums[e] = ends[e] + (e >= d ? ends[e - d] : 0);
+        __syncthreads();
+        int* other = ends;
+        ends = sums, sums = other;
+    }
+    int across = (int)(columns / SPAN), all = ends[owners - 1] * across;
+    int groups = (int)(depth / GROUP), stage = 0, parity = 0, expert = 0;
+    struct Tile { int top, rows, column; };
+    auto tile_at = [&](int number) {  // numbers ascend, and with them `expert`
+        while (number >= ends[expert] * across) ++expert;
+        int before = expert ? ends[expert - 1] : 0, down = ends[expert] - before, within = number - before * across;
+        int band = within / (BAND * across), high = down - band * BAND < BAND ? down - band * BAND : BAND;
+        within -= band * BAND * across;
+        int column = within / high, top = (band * BAND + within - column * high) * TOKENS;
+        return Tile{first[expert] + top, count[expert] - top, column * SPAN};
+    };
+    auto advance = [&](int by) {
+        if ((stage += by) >= STAGES) stage -= STAGES, parity ^= 1;
+    };
+    if (thread < 128) {
+        registers_down<FEW>();
+        // Lane 0 sends for rows, lanes 0 ... 3 for the words of 32 k each, lane 4 for the tables.
+        int lane = thread & 31, warp = __shfl_sync(0xffffffffu, thread >> 5, 0), turn = 0;
+        for (int number = (int)blockIdx.x; number < all; number += grid) {
+            Tile tile = tile_at(number);
+            const char* from = lane < 4 ? (const char*)(words + expert * (depth / 8) * columns) + (tile.column + lane * columns) * 16
+                                        : (const char*)tables + (expert * groups * columns + tile.column) * 8;
+            i64 on = lane < 4 ? columns * 64 : columns * 8;
+            int to = lane < 4 ? WORDS_AT + lane * ACROSS * 1024 : TABLES_AT, bytes = lane < 4 ? ACROSS * 1024 : ACROSS * 512;
+            for (int group = 0; group < groups; ++group) {
+                if (turn == warp) {
+                    barrier_wait(empty + stage, parity ^ 1);
+                    u8* here = stages + stage * STAGE;
+                    if (lane == 0) {
+                        barrier_expect(full + stage, STAGE_BYTES);
+                        load_tile(here, rows_map, full + stage, group * 128, tile.top);
+                    }
+                    lanes_meet();
+                    if (lane < 5) load_bytes(here + to, from, full + stage, bytes);
+                }
+                from += on;
+                turn = turn + 1 & 3;
+                advance(1);
+            }
+        }
+        if (offsets != nullptr)  // rows that no expert has are zeros, a warp a row
+            for (i64 row = (i64)blockIdx.x * 4 + warp; row < rows; row += 4 * grid) {
+                bool owned = false;
+                for (int e = lane; e < owners; e += 32) owned |= row >= first[e] && row < (i64)first[e] + count[e];
+                if (any_lane_has(owned)) continue;
+                for (i64 n = lane; n < columns; n += 32) out[row * columns + n] = 0;
+            }
+    } else {
+        registers_up<MANY>();
+        // The group comes from a lane: so the compiler knows that a warp's threads go the same way.
+        int own = thread - 128, group = __shfl_sync(0xffffffffu, own >> 7, 0), lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
+        int side = group % ACROSS, turn = group / ACROSS, next = (turn + 1 == TURNS ? 0 : group + ACROSS - side) + side;
+        int chain = 0, handed = 0;
+        bool opens = turn == 0;  // the first chain of all has none before it
+        u8* mine = leaving + group * TOKENS * 128;
+        float* scales = token_scales + group * TOKENS;
+        Four* so_far = totals + side * SUMS * 32 + (own & 127);
+        float part[SUMS], total[SUMS];
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) part[i] = 0.0f;
+        unsigned order = Places::ORDER + (unsigned)(depth >> 32);  // as far as the compiler knows, no constant: depth < 2^31
+        Table low, up;
+        auto unpack = [&](unsigned(&a)[2][4], int half) {
+            const u8* here = stages + stage * STAGE;
+            if (half == 0) {
+                barrier_wait(full + stage, parity);
+                low.fetch(here + TABLES_AT + side * 512 + (16 * warp + g) * 8);
+                up.fetch(here + TABLES_AT + side * 512 + (16 * warp + g + 8) * 8);
+            }
+#pragma unroll
+            for (int s = 0; s < 2; ++s) {
+                uint2 q = *(const uint2*)(here + WORDS_AT + ((2 * half + s) * ACROSS + side) * 1024 + warp * 256 + lane * 8);
+                Places x(q.x, order), y(q.y, order);
+                a[s][0] = x.look_up(low), a[s][1] = x.look_up_upper(up), a[s][2] = y.look_up(low), a[s][3] = y.look_up_upper(up);
+            }
+        };
+        auto multiply = [&](unsigned(&a)[2][4], int half, bool add) {
+            u64 tokens = tile_of(stages + stage * STAGE);
+            products_begin();
+#pragma unroll
+            for (int s = 0; s < 2; ++s) multiply_codes(part, a[s], further(tokens, 2 * half + s), add || s > 0);
+            products_close();
+        };
+        auto release = [&](int from) {
+            lanes_meet();
+            if (lane == 0) barrier_arrive(empty + from);
+        };
+        // The products of a chain of stages, of which the first half is unpacked already; `more`: then unpack the next one's.
+        unsigned even[2][4], odd[2][4];
+        auto products = [&](auto length, bool more) {
+            int before = -1;
+#pragma unroll
+            for (int i = 0; i < decltype(length)::COUNT; ++i) {
+                multiply(even, 0, i > 0);
+                products_wait<1>();
+                if (i > 0) release(before);
+                unpack(odd, 1);
+                multiply(odd, 1, true);
+                products_wait<1>();
+                before = stage;
+                advance(1);
+                if (i + 1 < decltype(length)::COUNT || more) unpack(even, 0);
+            }
+            products_wait<0>();
+            release(before);
+            if constexpr (TURNS == 1)
+#pragma unroll
+                for (int j = 0; j < SUMS; ++j) total[j] += part[j];
+        };
+        for (int number = (int)blockIdx.x; number < all; number += grid) {
+            Tile tile = tile_at(number);
+            bool last = true;
+            int at = own & 127;
+            auto scale_of = [&](int row) { return row < TOKENS && row < tile.rows ? token[tile.top + row] : 0.0f; };
+            float scale = scale_of(at);
+            if constexpr (TURNS == 1) {
+#pragma unroll
+                for (int i = 0; i < SUMS; ++i) total[i] = -0.0f;
+                unpack(even, 0);
+#pragma unroll 1
+                for (int begin = 0; begin + CHAIN <= groups; begin += CHAIN) products(Stages<CHAIN>(), begin + CHAIN < groups);
+                if (groups % CHAIN) products(Stages<1>(), false);
+            } else {
+                last = false;
+                for (int begin = 0; begin < groups; begin += CHAIN) {
+                    int length = groups - begin < CHAIN ? groups - begin : CHAIN;
+                    if (chain == turn) {
+                        unpack(even, 0);
+                        if (length == CHAIN) products(Stages<CHAIN>(), false);
+                        else products(Stages<1>(), false);
+                        last = begin + length == groups;
+                        if (!opens) {
+                            barrier_wait(turns + 4 * group + warp, handed);
+                            handed ^= 1;
+                        }
+                        opens = false;
+#pragma unroll
+                        for (int i = 0; i < SUMS / 4; ++i) {
+                            Four sum = begin ? so_far[i * 128] : Four{-0.0f, -0.0f, -0.0f, -0.0f};
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) total[4 * i + e] = sum.x[e] += part[4 * i + e];
+                            if (!last) so_far[i * 128] = sum;
+                        }
+                        barrier_arrive(turns + 4 * next + warp);
+                    } else {
+                        advance(length);
+                    }
+                    chain = chain + 1 == TURNS ? 0 : chain + 1;
+                }
+            }
+            if (!last) continue;
+            if (at < TOKENS) scales[at] = scale;
+            if (TOKENS > 128 && at + 128 < TOKENS) scales[at + 128] = scale_of(at + 128);
+            group_meets(group);
+            i64 left = tile.column + side * 64;
+            const float* factors = channel + expert * columns + left + 16 * warp + g;
+            float high = factors[0], lower = factors[8];
+            constexpr int PAIRS = TOKENS == 8 ? 1 : 2;
+#pragma unroll
+            for (int j = 0; j < TOKENS / 8; j += PAIRS) {
+                unsigned r[2 * PAIRS];
+#pragma unroll
+                for (int p = 0; p < PAIRS; ++p) {
+                    Two one = *(const Two*)(scales + 8 * (j + p) + 2 * (lane & 3));
+                    const float* x = total + 4 * (j + p);
+                    r[2 * p] = narrow_bf16(high * (one.x[0] * x[0]), high * (one.x[1] * x[1]));
+                    r[2 * p + 1] = narrow_bf16(lower * (one.x[0] * x[2]), lower * (one.x[1] * x[3]));
+                }
+                leave_transposed(mine + place(8 * j + (PAIRS > 1 ? 8 * (lane >> 4) : 0) + (lane & 7), 2 * warp + (lane >> 3 & 1)), r);
+            }
+            group_meets(group);
+            for (int row = at >> 3; row < TOKENS && row < tile.rows; row += 16) {
+                uint4 q = *(const uint4*)(mine + place(row, at & 7));
+                unsigned short* to = out + (i64)(tile.top + row) * columns + left + 8 * (at & 7);
+                if (vectors) {
+                    *(uint4*)to = q;
+                } else {
+                    const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+                    for (int e = 0; e < 8; ++e) to[e] = (unsigned short)(pairs[e >> 1] >> 16 * (e & 1));
+                }
+            }
+        }
+    }
+}
+
+#endif
