@@ -62,7 +62,7 @@ EDGES: dict[str, list[dict]] = {
     ],
     "kda_decay_gate": [
         {"T": 5, "H": 3, "D": 128, "g1": "bfloat16", "dt_bias": "float32"},
-        {"T": 300, "H": 2, "D": 16, "g1": "float16"},
+        {"T": 300, "H": 2, "D": 16, "g1": "float16"}, {"T": 256, "H": 2, "D": 128, "g1": _CODES.reshape(256, 2, 128)},
         {"T": 4, "H": 2, "D": 24, "beta": 0.5, "threshold": 0.25, "dt_bias": "float32"}, {"T": 0, "H": 2, "D": 8},
     ],
     "kda_low_rank_decay": [

@@ -40,6 +40,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "never a line": ("if (!(scaled > threshold))", "if (true)"),
         "never divided by the slope": ("if (slope != 1.0f) y[j] = y[j] / slope;", ""),
+        "a low part without its power": ("g.lo * vt_float((int)(power + 0x3f800000u));", "g.lo;"),
+        "powers out of reach": ("(y[j] > -18.0f) & (y[j] <= most)", "(y[j] <= most)"),
         "multiply by the root's inverse": (
             "if (flags & DIVIDED) x = x / norm;",
             "if (flags & DIVIDED) x = x * (1.0f / norm);",
