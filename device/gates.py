@@ -98,10 +98,10 @@ def gdn_post_conv(
     depth, small = share(tokens * (2 * num_k_heads + heads) << shift, _HEADS)
     depth, threads = min(depth, 1 << shift), _FEW_THREADS if small else _THREADS
     key_teams, value_teams = -(-2 * num_k_heads // depth), -(-heads // depth)
-    number = tokens * max(key_teams + value_teams, 2 * heads)
+    number = tokens * max(key_teams + value_teams, heads)
     if number >= _MOST_TEAMS:
         raise ContractError(op, "", f"{number} heads", f"less than {_MOST_TEAMS}")
-    gate_blocks, blocks = -(-2 * tokens * heads // threads), -(-(tokens * (key_teams + value_teams) << shift) // threads)
+    gate_blocks, blocks = -(-tokens * heads // threads), -(-(tokens * (key_teams + value_teams) << shift) // threads)
     every = 1 + -(-blocks // max(gate_blocks, 1))
     deal = [every, shift, key_teams, key_teams + value_teams]
     start(op, "gates", "gdn_post_conv_v8", max(gate_blocks, 1) * every, (threads, 1), [*args, *deal])

@@ -7,8 +7,7 @@
 // 3. gdn_post_conv_v1: a warp a head, and a value head's warp also makes its gates, so that the chain of four ops is
 //    one pass over conv.
 // 4. gdn_post_conv_v8: a head in the registers of up to 32 lanes, 16 bytes a lane, four heads a thread, whose loads are
-//    under way together. Gates have blocks of their own among the others, where a thread makes one of the two: in a lane
-//    of a head's they would hold up 31.
+//    under way together. Gates have blocks of their own among the others: in a lane of a head's they would hold up 31.
 #include "fast.cuh"
 #include "rows.cuh"
 #include "teams.cuh"
@@ -58,20 +57,13 @@ struct Gates {
     void* beta;
     int beta_kind;
 
-    VT_MEMBER void make_g(i64 token, i64 head) const {
-        float y[1];
+    VT_MEMBER void make(i64 token, i64 head) const {
+        float y[1], z[1];
         load(y, a, token * a_stride + head, a_kind);
-        g[token * heads + head] = -vt_exp(A_log[head]) * vt_softplus(y[0] + dt_bias[head]);
-    }
-    VT_MEMBER void make_beta(i64 token, i64 head) const {
-        float z[1];
         load(z, b, token * b_stride + head, b_kind);
+        g[token * heads + head] = -vt_exp(A_log[head]) * vt_softplus(y[0] + dt_bias[head]);
         z[0] = vt_sigmoid(z[0]);
         store(beta, token * heads + head, z, beta_kind);
-    }
-    VT_MEMBER void make(i64 token, i64 head) const {
-        make_g(token, head);
-        make_beta(token, head);
     }
 };
 
@@ -142,16 +134,14 @@ extern "C" __global__ void __launch_bounds__(256) gdn_post_conv_v1(POST_CONV_PAR
 
 #define POST_HEADS 4  // of a thread, at the most; a team's are keys (q's, then k's) or values
 
-// Every `every`-th block makes gates, as many as it has threads: first all g, then all beta. `key_teams` of a token's `teams` have keys.
+// Every `every`-th block makes gates, as many as it has threads. `key_teams` of a token's `teams` have keys.
 extern "C" __global__ void __launch_bounds__(256)
     gdn_post_conv_v8(POST_CONV_PARAMETERS, i64 every, i64 shift, i64 key_teams, i64 teams) {
     const unsigned turn = blockIdx.x / (unsigned)every, at_turn = blockIdx.x - turn * (unsigned)every;
     if (at_turn == 0) {
         const Gates gates = GATES_ARGUMENTS;
-        const unsigned at = turn * blockDim.x + threadIdx.x, all = (unsigned)(tokens * heads);
-        const unsigned place = at < all ? at : at - all, token = place / (unsigned)heads, head = place - token * (unsigned)heads;
-        if (at < all) gates.make_g(token, head);
-        else if (place < all) gates.make_beta(token, head);
+        const unsigned at = turn * blockDim.x + threadIdx.x;
+        if (at < tokens * heads) gates.make(at / (unsigned)heads, at % (unsigned)heads);
         return;
     }
     const Team team((int)shift);
