@@ -24,7 +24,7 @@ def linear_attention_decode(q, k, v, kv_state, slope, state_idx=None, *, out=Non
     check_slots(op, state_idx, len(kv_state))
     if not target.size:
         return target
-    wide = width % VECTOR == 0 and vectors(2 * width, (kv_state, width), (q, 2 * width), (k, 2 * width), (v, 2 * width))
+    wide = width % VECTOR == 0 and vectors(2 * width, (kv_state, width), (q, 2 * width), (k, 2 * width))
     each = VECTOR if wide else 1
     tiles = -(-width // (each * _COLUMNS))
     args = [q, k, v, kind(q), kv_state, len(kv_state), slope, state_idx, heads, width, tiles, lanes_of(width), target]

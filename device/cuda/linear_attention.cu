@@ -13,8 +13,8 @@
 #define COLUMNS 8  // groups of columns of a block, device/linear_attention.py
 #define TURNS 4    // of 32 keys, under way at once
 
-VT_FN void columns_of(float (&x)[4], const void* base, i64 at, int kind) { widen_four(x, fetch_four(base, at, kind), kind); }
-VT_FN void columns_of(float (&x)[1], const void* base, i64 at, int kind) { x[0] = load_one(base, at, kind); }
+VT_FN void columns_of(float (&x)[4], const float* base, i64 at) { widen_four(x, fetch_four(base, at, F32), F32); }
+VT_FN void columns_of(float (&x)[1], const float* base, i64 at) { x[0] = base[at]; }
 VT_FN void keep_columns(float* base, i64 at, const float (&x)[4]) { store_four(base, at, x, F32); }
 VT_FN void keep_columns(float* base, i64 at, const float (&x)[1]) { base[at] = x[0]; }
 
@@ -49,35 +49,25 @@ VT_FN void lightning(const void* q, const void* k, const void* v, i64 kind, floa
     const i64 vector = unit * width;
     const bool inside = column < size;  // the others still come to the barrier
     i64 slot = state_idx == nullptr ? row : state_idx[row];
-    float sums[V] = {}, own[V] = {}, S[TURNS][4][V], keys[TURNS][4], queries[TURNS][4];
-    auto send = [&](int begin) {
-#pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
-            const int first = begin + turn * STRIP_TURN;
-            if (first >= size) continue;
-            neighbours<V>(keys[turn], k, vector + first, size - first, dtype);
-            neighbours<V>(queries[turn], q, vector + first, size - first, dtype);
-        }
-    };
-    const float rate = slope[head];
-    if (inside) {  // what does not wait for the slot
-        columns_of(own, v, vector + column, dtype);
-        send(4 * lane);
-    }
-    const float keep = vt_exp(-rate);
     if (slot >= slots) slot = -1;
+    float sums[V] = {}, own[V], S[TURNS][4][V];
     if (inside && slot >= 0) {
         float* base = state + (slot * heads + head) * width * width + column;
+        const float keep = vt_exp(-slope[head]);
+#pragma unroll
+        for (int i = 0; i < V; ++i) own[i] = load_one(v, vector + column + i, dtype);
         const int end = (size + STRIP_TURN - 1) / STRIP_TURN * STRIP_TURN;
         for (int begin = 4 * lane; begin < end; begin += TURNS * STRIP_TURN) {
-            if (begin >= TURNS * STRIP_TURN) send(begin);
+            float keys[TURNS][4], queries[TURNS][4];
 #pragma unroll
             for (int turn = 0; turn < TURNS; ++turn) {
                 const int first = begin + turn * STRIP_TURN;
                 if (first >= size) continue;
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
-                    if (first + j < size) columns_of(S[turn][j], base, (i64)(first + j) * width, F32);
+                    if (first + j < size) columns_of(S[turn][j], base, (i64)(first + j) * width);
+                neighbours<V>(keys[turn], k, vector + first, size - first, dtype);
+                neighbours<V>(queries[turn], q, vector + first, size - first, dtype);
             }
 #pragma unroll
             for (int turn = 0; turn < TURNS; ++turn)
