@@ -53,7 +53,8 @@ template <int HOW> VT_FN void conv_few(ROWS_PARAMETERS) {
     if (slot >= slots) slot = -1;
     unsigned y = 0;
     if (slot >= 0) {
-        unsigned* const past = (unsigned*)((char*)state + ((unsigned long long)(unsigned)slot * (unsigned)width + (unsigned)column) * 6);
+        const unsigned long long place = (unsigned long long)(unsigned)slot * (unsigned)width + (unsigned)column;
+        unsigned* const past = (unsigned*)((char*)state + place * 6);
         const unsigned a = past[0], b = past[1], c = past[2], newest = halves(c, token, 1, 3);
         past[0] = halves(a, b, 1, 2);
         past[1] = halves(token, c, 0, 2);

@@ -194,7 +194,7 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
                 if (token >= begin + stage * TURN) break;
                 if (token >= 0 && token < last) {
 #pragma unroll
-                    for (int part = 0; part < (GATED ? 3 : 1); ++part) copy_async(at + part * WIDE * 2, from + part * width * 2);
+                    for (int part = 0; part < PITCH; part += WIDE * 2) copy_async(at + part, from + part / WIDE * width);
                 }
                 token += DOWN;
                 from += step;
@@ -223,7 +223,9 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
 
     // What a token brings: from this thread's place in a row of the tile, or from where it came.
     VT_MEMBER unsigned char* own(unsigned char* row) const { return row + 2 * V * lane(); }
-    template <int PART> static VT_MEMBER Words<V> part(const unsigned char* at) { return *(const Words<V>*)(at + PART * WIDE * 2); }
+    template <int PART> static VT_MEMBER Words<V> part(const unsigned char* at) {
+        return *(const Words<V>*)(at + PART * WIDE * 2);
+    }
     static VT_MEMBER Words<V> gated(const Words<V>& gate, const Words<V>& raw) {
         float a[V], b[V];
         widen_words(a, gate);
@@ -321,7 +323,8 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
         for (int n = 0; n < later; ++n) {
             const uint2 left = *(const uint2*)own(tile + n * PITCH);
             const float y = vt_silu(vt_float((int)left.x));
-            if (inside) *(unsigned short*)(to(begin + (int)(left.y / V)) + left.y % V * 2) = (unsigned short)narrow_bf16(y, y);
+            unsigned short* const result = (unsigned short*)to(begin + (int)(left.y / V)) + left.y % V;
+            if (inside) *result = (unsigned short)narrow_bf16(y, y);
         }
         later = 0;
     }
@@ -332,7 +335,8 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
 #pragma unroll
         for (int v = 0; v < COUNT * V; ++v) {
             if (!undecided(y[v], total[v])) continue;
-            *(uint2*)own(tile + later++ * PITCH) = {(unsigned)vt_bits(total[v]), (unsigned)((token - begin) * V + v)};
+            const unsigned place = (unsigned)((token - begin) * V + v);
+            *(uint2*)own(tile + later++ * PITCH) = {(unsigned)vt_bits(total[v]), place};
         }
     }
 
