@@ -14,8 +14,14 @@ _PRODUCTS, _SUM, _ACTIVATED = 1, 2, 4
 _THREADS = 64
 _RUN, _BLOCKS = 8, 1056
 """The fewest tokens of a thread, and the blocks that an H200 has room for: where they run out, threads take more."""
-_ACROSS, _MOST_DOWN, _ENOUGH = 32, 2, 264
-"""Threads along a row of a block that updates rows, and the most rows it has: more where so many blocks remain."""
+_CHANNELS = 4 * _THREADS
+_TURN, _LONGEST, _TILES = 6, {"conv": 30, "short_conv": 18}, 2640
+"""A tile's tokens are turns, up to the stages of cuda/conv_tile.cuh; as many tiles as leave none of an H200 idle."""
+_ROOM, _PARTS = {"conv": 3, "short_conv": 0}, {"conv": 1, "short_conv": 3}
+"""Rows of a tile for what waits, and what a row has beside each other."""
+_FEW, _ACROSS, _MOST_DOWN, _ENOUGH = 8, 32, 2, 264
+"""Rows that threads of two channels update; else threads along a row of a block, and the most rows it has: more where
+so many blocks remain."""
 _BF16 = KINDS["bfloat16"]
 _TAPS = {"conv": 4, "short_conv": 3}
 """Taps of the filters that kernels hold in registers."""
@@ -27,24 +33,27 @@ def flags_of(x, weight, silu, rounding) -> int:
 
 
 def _along(op, name, x, stride, weight, bias, state, state_idx, starts, fresh, flags, target):
-    """Sequences of tokens: by eight channels where `_TAPS` and bfloat16 allow it."""
+    """Sequences of tokens: by tiles where `_TAPS` and bfloat16 allow it."""
     tokens, (width, taps) = target.shape[0], weight.shape
     if not target.size:
         return
-    bias_kind = 0 if bias is None else kind(bias)
-    wide = taps == _TAPS[name] and kind(x) == _BF16 and not flags & _SUM and vectors(
-        width, (x, stride), (weight, width * taps), (bias, width), (target, width)
-    )  # fmt: skip
-    across = -(-(width // VECTOR if wide else width) // _THREADS)
-    run = max(_RUN, -(-tokens // max(1, _BLOCKS // across)))
-    runs, form = -(-tokens // run), f"{name}_any"
-    if wide:
+    bias_kind, form, shared = 0 if bias is None else kind(bias), f"{name}_any", 0
+    if taps == _TAPS[name] and kind(x) == _BF16 and not flags & _SUM and vectors(
+        width, (x, stride), (weight, width * taps), (bias, width), (state, width * (taps - 1)), (target, width)
+    ):  # fmt: skip
+        across = -(-width // _CHANNELS)
+        run = min(_LONGEST[name], -(-tokens * across // (_TILES * _TURN)) * _TURN)
         form = f"{name}_{taps}" + "_rounded" * bool(flags & _PRODUCTS)
+        shared = (_ROOM[name] + taps - 1 + run) * _PARTS[name] * 2 * _CHANNELS
+    else:
+        across = -(-width // _THREADS)
+        run = max(_RUN, -(-tokens // max(1, _BLOCKS // across)))
+    runs = -(-tokens // run)
     args = [
         runs, run, x, stride, kind(x), weight, kind(weight), bias, bias_kind, state, kind(state), len(state), state_idx,
         width, taps - 1, starts, len(starts) - 1, tokens, fresh, fresh.dtype.itemsize, flags, target,
     ]  # fmt: skip
-    start(op, "causal_conv", form, runs * across, (_THREADS, 1), args)
+    start(op, "causal_conv", form, runs * across, (_THREADS, 1), args, shared)
 
 
 @providers.provider("causal_conv1d_fwd", "cuda", PROVIDER)
@@ -93,20 +102,22 @@ def update_rows(op, x, stride, weight, bias, state, state_idx, accepted, flags, 
     form = "conv_rows"
     if wide and not flags & _SUM and all(kind(array) == _BF16 for array in (x, weight, state)):
         form += "_rounded" if flags & _PRODUCTS else "_bf16"
-    if wide:
-        _map_tall(op, f"{form}_v8", rows, width, args)
-    else:
+    if not wide:
         map_rows(op, "causal_conv_spec", form, rows, width, False, args)
+    elif form != "conv_rows" and rows <= _FEW:
+        _map(op, f"{form}_v2", rows, width, 2, 1, args)
+    else:
+        down = 1
+        while down < _MOST_DOWN and rows * -(-width // (VECTOR * _ACROSS)) >= 2 * down * _ENOUGH:
+            down *= 2
+        _map(op, f"{form}_v8", rows, width, VECTOR, down, args)
 
 
-def _map_tall(op, kernel, rows, width, args):
-    """Blocks of a few rows of neighbouring channels: the filter is read once for all of them."""
+def _map(op, kernel, rows, width, each, down, args):
+    """Blocks of `down` rows of neighbouring threads with `each` channels: the filter is read once for all of them."""
     if not rows or not width:
         return
-    chunks = -(-width // (VECTOR * _ACROSS))
-    down = 1
-    while down < _MOST_DOWN and rows * chunks >= 2 * down * _ENOUGH:
-        down *= 2
+    chunks = -(-width // (each * _ACROSS))
     split = chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
     start(op, "causal_conv", kernel, -(-rows // down) * chunks, (_ACROSS, down), [rows, width, split, *args])
 

@@ -13,6 +13,8 @@ from .scratch import scratch
 from .slots import check_slots, check_starts
 
 _FLOAT32 = np.dtype(np.float32)
+_FEW = 1 << 18
+"""Elements up to which a thread has one: the softplus of eight is a long way for the few warps of a short call."""
 
 
 @providers.provider("kda_low_rank_decay", "cuda", PROVIDER)
@@ -30,7 +32,7 @@ def kda_decay_gate(g1, A_log, dt_bias=None, *, beta=1.0, threshold=20.0, out=Non
     """oracle.kda.kda_decay_gate."""
     tokens, heads, width = g1.shape
     (target,) = results("kda_decay_gate", out, (g1, A_log, dt_bias), (g1.shape, _FLOAT32))
-    wide = vectors(width, (g1, width), (dt_bias, width), (target, width))
+    wide = g1.size > _FEW and vectors(width, (g1, width), (dt_bias, width), (target, width))
     args = [g1, kind(g1), A_log, dt_bias, heads, np.float32(beta), np.float32(threshold), target]
     map_rows("kda_decay_gate", "kda", "kda_decay_gate", tokens * heads, width, wide, args)
     return target

@@ -62,7 +62,8 @@ EDGES: dict[str, list[dict]] = {
     ],
     "kda_decay_gate": [
         {"T": 5, "H": 3, "D": 128, "g1": "bfloat16", "dt_bias": "float32"},
-        {"T": 300, "H": 2, "D": 16, "g1": "float16"},
+        {"T": 300, "H": 2, "D": 16, "g1": "float16"}, {"T": 256, "H": 2, "D": 128, "g1": _CODES.reshape(256, 2, 128)},
+        {"T": 1032, "H": 2, "D": 128, "g1": np.resize(_CODES, (1032, 2, 128)), "dt_bias": "float32"},
         {"T": 4, "H": 2, "D": 24, "beta": 0.5, "threshold": 0.25, "dt_bias": "float32"}, {"T": 0, "H": 2, "D": 8},
     ],
     "kda_low_rank_decay": [
@@ -84,6 +85,8 @@ EDGES: dict[str, list[dict]] = {
           for T, C, lengths, kind, more in (
               (40, 16, (40,), "bfloat16", {}), (41, 8, (1, 2, 0, 3, 9, 26), "float32", {"bias": "bfloat16"}),
               (70, 24, (7, 2, 61), "bfloat16", {"state_idx": np.int32([2, -1, 0]), "weight": "bfloat16"}),
+              (40, 16, (5, 2, 33), "bfloat16", {"has_initial_state": np.ones(3, np.int8)}),
+              (40, 15, (7, 2, 31), "bfloat16", {"has_initial_state": np.ones(3, np.int8)}),
               (40, 1032, (9, 31), "bfloat16", {"weight": "bfloat16", "rounding": "vllm", "silu": False}),
               (37, 8, (37,), "bfloat16", {"rounding": "vllm_native", "bias": "float32"}))),
         _conv(40, 16, 3, (8, 32), x="float16", conv_state="float16", bias="float16", rounding="vllm", weight="float16"),
@@ -103,7 +106,12 @@ EDGES: dict[str, list[dict]] = {
     ] + [
         {"B": 2, "C": 12, "K": 4, "Km1": 3, "slots": 3, "bias": "float32"},
         {"B": 3, "C": 8, "K": 5, "Km1": 4, "slots": 4},
-        {"B": 1, "C": 2056, "K": 4, "Km1": 3, "slots": 1, "x": "bfloat16", "conv_state": "bfloat16"},
+        {"B": 1, "C": 2056, "K": 4, "Km1": 3, "slots": 1, "x": "bfloat16", "conv_state": "bfloat16",
+         "weight": "bfloat16"},
+        {"B": 9, "C": 264, "K": 4, "Km1": 3, "slots": 12, "x": "bfloat16", "conv_state": "bfloat16",
+         "weight": "bfloat16", "state_idx": np.int32([3, -1, 0, 11, 2, 7, 10, -5, 9]), "bias": "bfloat16"},
+        *({"B": 531, "C": 264, "K": 4, "Km1": 3, "slots": 531, "x": "bfloat16", "conv_state": "bfloat16",
+           "weight": "bfloat16", "rounding": rounding} for rounding in ("vt", "vllm")),
         {"B": 0, "C": 8, "K": 4, "Km1": 3, "slots": 1},
     ],
     "causal_conv1d_update_spec": [

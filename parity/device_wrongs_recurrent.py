@@ -40,6 +40,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "never a line": ("if (!(scaled > threshold))", "if (true)"),
         "never divided by the slope": ("if (slope != 1.0f) y[j] = y[j] / slope;", ""),
+        "a low part without its power": ("g.lo * vt_float((int)(power + 0x3f800000u));", "g.lo;"),
+        "powers out of reach": ("(y[j] > -18.0f) & (y[j] <= most)", "(y[j] <= most)"),
         "multiply by the root's inverse": (
             "if (flags & DIVIDED) x = x / norm;",
             "if (flags & DIVIDED) x = x * (1.0f / norm);",
@@ -52,8 +54,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "causal_conv": {
         "the newest tap first": (
-            "total[v] = vt_fma(w[v * K + j], x[v], total[v]);",
-            "total[v] = vt_fma(w[v * K + K - 1 - j], x[v], total[v]);",
+            "total[v] = vt_fma(f.w[v * K + j], x[v], total[v]);",
+            "total[v] = vt_fma(f.w[v * K + K - 1 - j], x[v], total[v]);",
         ),
         "the upper product twice": (
             "total[2 * p] += vt_float((int)(products << 16));",
@@ -61,23 +63,35 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "the product rounded": ("else total = vt_fma(w, tap, total);", "else total += w * tap;"),
         "products never rounded": ("if (HOW == ROUNDED || (HOW == EITHER", "if ((HOW == EITHER"),
-        "fresh states are read": (
-            "y[v] = begun ? load_one(taps.state, taps.at(slot, channel + v) + taps.taps + place",
-            "y[v] = slot >= 0 ? load_one(taps.state, taps.at(slot, channel + v) + taps.taps + place",
+        "fresh states are read": ("return begun ? load_one(", "return slot >= 0 ? load_one("),
+        "fresh states are read by tiles": ("if (begun) load_fours(held", "if (slot >= 0) load_fours(held"),
+        "heads are everybody's": ("heads > begin ? heads : begin, last", "begin, last"),
+        "heads are every tile's": ("heads > begin ? heads : begin;", "begin;"),
+        "every run keeps its state": (
+            "if (mine && start < stop && slot >= 0) keep",
+            "if (start < stop && slot >= 0) keep",
         ),
-        "heads are everybody's": ("mine ? start : heads > begin ? heads : begin", "mine ? start : begin"),
-        "every run keeps its state": ("if (start >= begin && start < stop", "if (start < stop"),
         "the state of the first token": (
-            "const int place = end - begin - (K - 1) + j;",
+            "const int place = stop - start - (K - 1) + j;",
             "const int place = j - (K - 1) + 1;",
         ),
-        "the gate of B for that of C": (
-            "load(gate, at, width, kind());",
-            "load(gate, at, 0, kind());",
-        ),
+        "a tile keeps its first inputs": ("far_input(stop - RING + j)", "far_input(start + j)"),
+        "a tile's last token twice": ("if (token >= end) finish", "if (token > end) finish"),
+        "the sequence after": ("(bits_of(before) - 1) * step", "bits_of(before) * step"),
+        "no wait for a stage": ("copies_wait<STAGES - 1>();", ""),
+        "a turn before it is there": ("arrive(now + TURN);", ""),
+        "results that are left stay undecided": ("own(tile + later++ * PITCH)", "own(tile + later * PITCH)"),
+        "what is left lies in rows to come": ("if (later + COUNT * V > token", "if (false && later > token"),
+        "fast functions out of their reach": (" || largest >= SILU_LOW_BITS", ""),
+        "the gate of B for that of C": ("gated(part<1>(at + g * PITCH), raw)", "gated(part<0>(at + g * PITCH), raw)"),
         "a row's state stays": (
             "part[e] = j + 2 < K ? past[v * (K - 1) + (j + 1) % (K - 1)] : token[v];",
             "part[e] = past[v * (K - 1) + j];",
+        ),
+        "the neighbour's newest": ("past[1] = halves(token, c, 0, 2);", "past[1] = halves(token, c, 1, 2);"),
+        "the first pair of taps twice": (
+            "w.z, w.w, halves(b, c, 1, 2), newest",
+            "w.z, w.z, halves(b, c, 1, 2), newest",
         ),
     },
     "causal_conv_spec": {

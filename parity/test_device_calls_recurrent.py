@@ -61,7 +61,8 @@ def test_rows_of_wider_projections(device, shift):
 @pytest.mark.parametrize("run", [1, 2, 3, 5, 8])
 def test_how_long_a_threads_run_is_changes_no_byte(device, run, monkeypatch):
     """Runs that begin and end anywhere in sequences of any length; who owns a sequence's first tokens moves."""
-    monkeypatch.setattr(causal_conv, "_RUN", run)
+    for name in ("_RUN", "_TURN"):
+        monkeypatch.setattr(causal_conv, name, run)
     lengths = (2, 1, 0, 7, 3, 1, 1, 12, 4)
     given = {
         "x": draw((31, 8), "bfloat16", 1),

@@ -2,8 +2,8 @@
 //
 // The ladder:
 // 1. conv_any, short_conv_any: a channel a thread, along a run of tokens, each tap read again.
-// 2. conv_4, short_conv_3: eight bfloat16 channels a thread, 16-byte accesses, the filter and the last K - 1 inputs in
-//    registers, so that an input is read once; K tokens are under way while one is worked on.
+// 2. conv_4, short_conv_3: tiles of bfloat16 that are all under way at once and arrive in stages, through shared memory;
+//    four channels a thread, the filter and the last K - 1 inputs in registers (conv_tile.cuh).
 // 2a. conv_4_rounded: the same with vLLM's rounded products.
 // 3. conv_rows_v8: one token a row, eight channels a thread, filters of four taps: everything moves in 16-byte accesses
 //    that are all under way together.
@@ -11,20 +11,19 @@
 //    pieces of sectors, of which each store moved twice as many.
 // 3b. conv_rows_bf16_v8, conv_rows_rounded_v8: the same, knowing that everything is bfloat16: branches on dtypes took a
 //    third of the time.
-#include "conv_run.cuh"
-#include "mma.cuh"
+// 3c. conv_rows_bf16_v2, conv_rows_rounded_v2: few rows are over sooner in the hands of many threads (conv_rows.cuh).
+#include "conv_rows.cuh"
+#include "conv_tile.cuh"
 #include "rows.cuh"
 
-CONV_KERNEL(conv_4, 8, 4, false, PLAIN, true)
-CONV_KERNEL(conv_4_rounded, 8, 4, false, ROUNDED, true)
-CONV_KERNEL(conv_any, 1, 0, false, EITHER, false)
-CONV_KERNEL(short_conv_3, 8, 3, true, PLAIN, true)
-CONV_KERNEL(short_conv_any, 1, 0, true, PLAIN, false)
+CONV_TILE(conv_4, 4, 4, false, PLAIN, 64, 10)
+CONV_TILE(conv_4_rounded, 4, 4, false, ROUNDED, 64, 12)
+CONV_TILE(short_conv_3, 4, 3, true, PLAIN, 64, 12)
+CONV_KERNEL(conv_any, false, EITHER)
+CONV_KERNEL(short_conv_any, true, PLAIN)
 
-#define ROWS_PARAMETERS                                                                                           \
-    i64 rows, i64 width, i64 chunks, const void *x, i64 x_row, i64 x_kind, const void *weight, i64 weight_kind,   \
-        const void *bias, i64 bias_kind, void *state, i64 state_kind, i64 slots, const int *state_idx, i64 taps,  \
-        i64 held, i64 count, const int *accepted, i64 flags, void *out
+CONV_FEW(conv_rows_bf16_v2, PLAIN)
+CONV_FEW(conv_rows_rounded_v2, ROUNDED)
 
 #define ROW_LANES 32  // device/causal_conv.py: a warp has neighbouring channels of one row
 #define MOST_DOWN 2
@@ -114,7 +113,13 @@ template <int HOW, bool BRAIN> VT_FN void conv_rows(ROWS_PARAMETERS) {
 #pragma unroll
         for (int j = 0; j < K; ++j)
             add_tap<HOW>(total[v], w[v * K + j], j < K - 1 ? past[v * (K - 1) + j] : token[v], (int)flags, kind);
-    activate<8, HOW, BRAIN>(y, total, (int)flags, kind);
+    if (BRAIN) {
+#pragma unroll
+        for (int v = 0; v < 8; ++v) y[v] = total[v];
+        if (flags & ACTIVATED) brain_silu(y);
+    } else {
+        activate<HOW>(y, total, (int)flags, kind);
+    }
     if (at.inside) store(out, at.row * width + column, y, kind);
 }
 

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(256) conv_rows_v1(ROWS_PARAMETERS) 
             for (int j = 0; j < K; ++j)
                 add_tap<EITHER>(total[0], load_one(weight, at.column * K + j, (int)weight_kind), line(m + j),
                                (int)flags, kind);
-            activate<1, EITHER, false>(y, total, (int)flags, kind);
+            activate<EITHER>(y, total, (int)flags, kind);
         }
         store(out, to + m * width, y, kind);
     }

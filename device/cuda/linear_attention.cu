@@ -43,9 +43,10 @@ template <int V>
 VT_FN void lightning(const void* q, const void* k, const void* v, i64 kind, float* state, i64 slots, const float* slope,
                      const int* state_idx, i64 heads, i64 width, i64 tiles, i64 lanes, void* out) {
     __shared__ float partial[STRIP_LANES][COLUMNS * V];
-    const i64 unit = blockIdx.x / tiles, row = unit / heads, head = unit - row * heads, vector = unit * width;
+    const unsigned unit = blockIdx.x / (unsigned)tiles, row = unit / (unsigned)heads, head = unit - row * (unsigned)heads;
     const int group = threadIdx.x, lane = threadIdx.y, dtype = (int)kind, size = (int)width;
-    const int column = ((int)(blockIdx.x - unit * tiles) * COLUMNS + group) * V;
+    const int column = ((int)(blockIdx.x - unit * (unsigned)tiles) * COLUMNS + group) * V;
+    const i64 vector = unit * width;
     const bool inside = column < size;  // the others still come to the barrier
     i64 slot = state_idx == nullptr ? row : state_idx[row];
     if (slot >= slots) slot = -1;
