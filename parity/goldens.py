@@ -17,6 +17,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from vtlab.goldens import share
 from vtlab.ops.errors import FormatError
 
 FOLDER = Path(__file__).resolve().parent.parent / "goldens"
@@ -105,12 +106,25 @@ def op_cases(family: str, op: str | None = None, build: str | None = None) -> li
         data = np.memmap(path, np.uint8, "r", offset=start) if wanted else None
         for case in wanted:
             inputs, outputs = (
-                {name: _tensor(path, entries, data, key) for name, key in case[part].items()}
+                {name: _tensor_of(path, about, entries, data, key) for name, key in case[part].items()}
                 for part in ("inputs", "outputs")
             )
             found.append(GoldenCase(case["name"], case["op"], case["function"], case["arguments"], inputs, outputs,
                                     about["provenance"], where))  # fmt: skip
     return found
+
+
+def _tensor_of(path: Path, about: Mapping, entries: Mapping, data: np.ndarray, key: str) -> np.ndarray:
+    """A tensor of a case, where it is kept: in the file itself or, as goldens/share.py left it, beside it."""
+    if key not in about.get("elsewhere", {}):
+        return _tensor(path, entries, data, key)
+    name, there, digest = about["elsewhere"][key]
+    beside = path.with_name(name)
+    _, entries, start = _metadata(beside, beside.stat().st_mtime_ns)
+    array = _tensor(beside, entries, np.memmap(beside, np.uint8, "r", offset=start), there)
+    if share.digest(entries[there], array.tobytes()) != digest:
+        raise FormatError(beside, None, there, "other bytes", f"those that {path.name} was captured with")
+    return array
 
 
 def _tensor(path: Path, entries: Mapping, data: np.ndarray, key: str) -> np.ndarray:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import shutil
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
 import vtlab.oracle  # noqa: F401  fills the op table
-from vtlab.goldens import tiny
+from vtlab.goldens import share, tiny
 from vtlab.ops.dtypes import dtype as dtype_of
 from vtlab.ops.errors import FormatError
 from vtlab.ops.numerics import round_to
@@ -88,8 +89,48 @@ def test_nothing_failed_on_the_cpu(file):
 @pytest.mark.parametrize("file", OPS, ids=name_of)
 def test_every_tensor_belongs_to_a_case(file):
     with safe_open(file.path, "np") as tensors:
-        stored, cases = set(tensors.keys()), json.loads(tensors.metadata()["vtlab"])["cases"]
-    assert stored == {key for case in cases for part in ("inputs", "outputs") for key in case[part].values()}
+        stored, about = set(tensors.keys()), json.loads(tensors.metadata()["vtlab"])
+    beside = about.get("elsewhere", {}).keys()
+    named = {key for case in about["cases"] for part in ("inputs", "outputs") for key in case[part].values()}
+    assert stored | beside == named and not stored & beside
+
+
+@pytest.mark.parametrize("file", [file for file in OPS if file.build == "cuda"], ids=name_of)
+def test_tensors_beside_a_file_come_back(file, tmp_path):
+    """Taken back in, a file has every tensor of its cases; shared again, its bytes of before."""
+    for path in (file.path, file.path.with_name(f"{file.name}.cpu.safetensors")):
+        if path.exists():
+            shutil.copy(path, tmp_path)
+    if not share.read(copy := tmp_path / file.path.name)[0].get("elsewhere"):
+        return
+    share.whole(copy)
+    about, tensors = share.read(copy)
+    with safe_open(copy, "np") as opened:
+        assert set(opened.keys()) == tensors.keys() and "elsewhere" not in about
+    for case, read in zip(about["cases"], op_cases(file.name, build="cuda"), strict=True):
+        for part in ("inputs", "outputs"):
+            for name, array in getattr(read, part).items():
+                assert array.tobytes() == tensors[case[part][name]][1], read
+    share.share(copy)
+    assert copy.read_bytes() == file.path.read_bytes()
+
+
+def test_a_tensor_that_changed_beside_its_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(goldens, "FOLDER", tmp_path)
+    (tmp_path / "ops").mkdir()
+    for build in ("cpu", "cuda"):
+        shutil.copy(FOLDER / "ops" / f"sampling.{build}.safetensors", tmp_path / "ops")
+    cpu = tmp_path / "ops" / "sampling.cpu.safetensors"
+    of_cuda, _ = share.read(cpu.with_name("sampling.cuda.safetensors"))
+    about, tensors = share.read(cpu)
+    there = next(iter(of_cuda["elsewhere"].values()))[1]
+    entry, data = tensors[there]
+    share.write(cpu, about, {**tensors, there: (entry, bytes([data[0] ^ 1]) + data[1:])})
+    assert op_cases("sampling", build="cpu")
+    with pytest.raises(FormatError, match="other bytes"):
+        op_cases("sampling", build="cuda")
+    with pytest.raises(SystemExit, match="capture it again"):
+        share.whole(cpu.with_name("sampling.cuda.safetensors"))
 
 
 @pytest.mark.parametrize("file", TOKENS, ids=name_of)
