@@ -18,14 +18,18 @@ def chosen(T: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("T", TOKENS)
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("side", SIDES)
-def test_scatter(benchmark, side, T):
+def test_scatter(benchmark, side, packed, T):
+    """Scales of groups of 128 as float32, or exponents of groups of 32, four to a word."""
     rows = T * CHOICES + min(T * CHOICES, EXPERTS) * (ALIGNMENT - 1)
-    written = np.zeros((rows, WIDTH), np.uint8), np.zeros((rows, WIDTH // 128), np.float32)
+    scales = np.int32 if packed else np.float32
+    written = np.zeros((rows, WIDTH), np.uint8), np.zeros((rows, WIDTH // 128), scales)
     x = np.random.default_rng(1).integers(0, 120, (T, WIDTH)).astype(np.uint8)
 
     def ours(*arrays):
-        return oracle.ep_scatter(*arrays, num_experts=EXPERTS, alignment=ALIGNMENT)
+        op = oracle.ep_scatter_ue8m0 if packed else oracle.ep_scatter
+        return op(*arrays, num_experts=EXPERTS, alignment=ALIGNMENT)
 
     def peer(a, a_scale, x, x_scale, ids):
         import torch
@@ -36,11 +40,12 @@ def test_scatter(benchmark, side, T):
         order = torch.argsort(flat, stable=True)
         shift = (whole.cumsum(0) - whole) - (counts.cumsum(0) - counts)
         place = torch.arange(len(flat)) + shift[flat[order]]
-        a[place], a_scale[place] = x[order // CHOICES], x_scale[order // CHOICES]
+        words = x_scale.view(torch.int32) if packed else x_scale
+        a[place], a_scale[place] = x[order // CHOICES], words[order // CHOICES]
         return place
 
-    scale = np.ones((T, WIDTH // 128), np.float32)
-    compare(benchmark, side, f"ep_scatter {T}x{WIDTH}", ours, peer, *written, x, scale, chosen(T))
+    scale = np.full((T, WIDTH // 32), 127, np.uint8) if packed else np.ones((T, WIDTH // 128), np.float32)
+    compare(benchmark, side, f"ep_scatter{'_ue8m0' * packed} {T}x{WIDTH}", ours, peer, *written, x, scale, chosen(T))
 
 
 @pytest.mark.parametrize("T", TOKENS)

@@ -46,7 +46,20 @@ def _items(array) -> tuple[int, ...]:
 @providers.provider("ep_scatter", "cuda", PROVIDER)
 def ep_scatter(a, a_scale, x, x_scale, topk_ids, expert_map=None, *, num_experts, alignment=BLOCK, out=None):
     """oracle.deep_gemm_moe.ep_scatter. What lies outside of `a`, and experts that there are not, are left out."""
-    op, (tokens, choices), (rows, width) = "ep_scatter", topk_ids.shape, a.shape
+    arrays = a, a_scale, x, x_scale, topk_ids, expert_map
+    return _scatter("ep_scatter", "ep_copy", *arrays, num_experts, alignment, out)
+
+
+@providers.provider("ep_scatter_ue8m0", "cuda", PROVIDER)
+def ep_scatter_ue8m0(a, a_scale, x, x_scale, topk_ids, expert_map=None, *, num_experts, alignment=BLOCK, out=None):
+    """oracle.deep_gemm_moe.ep_scatter_ue8m0, as ep_scatter."""
+    arrays = a, a_scale, x, x_scale, topk_ids, expert_map
+    return _scatter("ep_scatter_ue8m0", "ep_copy_packed", *arrays, num_experts, alignment, out)
+
+
+def _scatter(op: str, kernel: str, a, a_scale, x, x_scale, topk_ids, expert_map, num_experts, alignment, out):
+    """Places of all choices, then `kernel`'s copies."""
+    (tokens, choices), (rows, width) = topk_ids.shape, a.shape
     inputs = (a, a_scale, x, x_scale, topk_ids, expert_map)
     m_indices, inverse = results(op, out, inputs, ((rows,), _WORDS), ((tokens, choices), _WORDS))
     if num_experts > _MOST_EXPERTS:
@@ -66,11 +79,11 @@ def ep_scatter(a, a_scale, x, x_scale, topk_ids, expert_map=None, *, num_experts
     placed = [*head, alignment, firsts, inverse, m_indices, rows]
     start(op, _FAMILY, "ep_place", chunks, block, placed, 4 * ((_WARPS + 1) * num_experts + 1))
     if rows and choices:
-        _copy(op, a, a_scale, x, x_scale, inverse, width)
+        _copy(op, kernel, a, a_scale, x, x_scale, inverse, width)
     return m_indices, inverse
 
 
-def _copy(op: str, a, a_scale, x, x_scale, inverse, width: int) -> None:
+def _copy(op: str, kernel: str, a, a_scale, x, x_scale, inverse, width: int) -> None:
     """Each token's bytes and scales to its rows."""
     (tokens, choices), groups = inverse.shape, x_scale.shape[1]
     x, _, stride = as_rows(op, "x", x)
@@ -79,7 +92,7 @@ def _copy(op: str, a, a_scale, x, x_scale, inverse, width: int) -> None:
     turns = -(-max(units, 1) // _THREADS)
     threads = max(32, -(-units // (32 * turns)) * 32)
     args = [inverse, choices, units, x, stride // unit, a, groups, x_scale, *_items(x_scale), a_scale, *_items(a_scale)]
-    start(op, _FAMILY, f"ep_copy_{unit}", tokens, (threads, 1), args)
+    start(op, _FAMILY, f"{kernel}_{unit}", tokens, (threads, 1), args)
 
 
 @providers.provider("ep_gather", "cuda", PROVIDER)

@@ -55,8 +55,8 @@ _PROMISED = {
         "GEMM-CPU-ELEM": "matmul matmul_bt",
         "GEMM-DEEPGEMM": """per_token_cast_to_fp8 per_block_cast_to_fp8 requant_weight_ue8m0 transform_sf_layout
             fp8_gemm_nt m_grouped_fp8_gemm_nt_contiguous m_grouped_fp8_gemm_nt_masked k_grouped_fp8_gemm_tn
-            per_token_cast_to_fp4 fp8_einsum ep_scatter ep_gather silu_mul_per_token_group_quant_fp8_colmajor
-            silu_mul_masked_quant""",
+            per_token_cast_to_fp4 fp8_einsum ep_scatter ep_scatter_ue8m0 ep_gather
+            silu_mul_per_token_group_quant_fp8_colmajor silu_mul_masked_quant""",
         "GEMM-FP8": """quant_fp8_static dynamic_scaled_fp8_quant dynamic_per_token_scaled_fp8_quant
             per_token_group_quant_fp8 scaled_fp8_quant_static_group static_scaled_int8_quant dynamic_scaled_int8_quant
             per_token_group_quant_int8 requantize_with_max_scale matmul_fp8_cutlass matmul_fp8_cublaslt

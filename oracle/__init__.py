@@ -19,6 +19,7 @@ from .causal_conv_spec import causal_conv1d_update_spec
 from .deep_gemm_moe import (
     ep_gather,
     ep_scatter,
+    ep_scatter_ue8m0,
     silu_mul_masked_quant,
     silu_mul_per_token_group_quant_fp8_colmajor,
 )
@@ -207,6 +208,7 @@ __all__ = [
     "embedding_quant",
     "ep_gather",
     "ep_scatter",
+    "ep_scatter_ue8m0",
     "fp8_einsum",
     "fp8_gemm_nt",
     "fused_qk_norm_rope",

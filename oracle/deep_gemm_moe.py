@@ -75,19 +75,37 @@ def _draw_ids(rng, axes):
     return ids
 
 
+def scattered(a, a_scale, x, scales, topk_ids, expert_map, num_experts, alignment):
+    """Write x's rows and scales' where their experts' rows are; (m_indices, inv_perm)."""
+    local = local_experts(topk_ids, expert_map)
+    starts = segments(local, num_experts, alignment)
+    inverse, m_indices = np.full(local.size, -1, np.int32), np.full(len(a), -1, np.int32)
+    for expert in np.unique(local[local >= 0]):
+        mine = np.flatnonzero(local == expert)
+        inverse[mine] = starts[expert] + np.arange(mine.size)
+        m_indices[inverse[mine]] = expert
+    chosen = np.flatnonzero(local >= 0)
+    token = chosen // max(topk_ids.shape[1], 1)
+    a[inverse[chosen]], a_scale[inverse[chosen]] = x[token], scales[token]
+    return m_indices, inverse.reshape(topk_ids.shape)
+
+
+_SCATTERED = {
+    "a": Tensor("R H", _CODES, values="zeros", holds="float8_e4m3fn"),
+    "a_scale": Tensor("R G", ("float32",), layout="any", values="zeros"),
+    "x": Tensor("T H", _CODES, layout="rows", values=draw_codes("T", "H"), holds="float8_e4m3fn"),
+    "x_scale": Tensor("T G", ("float32",), layout="any", values="positive"),
+    "topk_ids": Tensor("T k", ("int32", "int64"), values=_draw_ids),
+    "expert_map": Tensor("N", ("int32",), optional=True,
+                         values=lambda rng, axes: rng.permutation(axes["N"]) % (axes["num_experts"] + 1) - 1),
+    "num_experts": Scalar(int, minimum=1, axis="num_experts", example=3),
+    "alignment": Scalar(int, minimum=1),
+}  # fmt: skip
+
+
 @op(
     row=_ROW,
-    args={
-        "a": Tensor("R H", _CODES, values="zeros", holds="float8_e4m3fn"),
-        "a_scale": Tensor("R G", ("float32",), layout="any", values="zeros"),
-        "x": Tensor("T H", _CODES, layout="rows", values=draw_codes("T", "H"), holds="float8_e4m3fn"),
-        "x_scale": Tensor("T G", ("float32",), layout="any", values="positive"),
-        "topk_ids": Tensor("T k", ("int32", "int64"), values=_draw_ids),
-        "expert_map": Tensor("N", ("int32",), optional=True,
-                             values=lambda rng, axes: rng.permutation(axes["N"]) % (axes["num_experts"] + 1) - 1),
-        "num_experts": Scalar(int, minimum=1, axis="num_experts", example=3),
-        "alignment": Scalar(int, minimum=1),
-    },
+    args=_SCATTERED,
     returns={"m_indices": Tensor("R", ("int32",)), "inv_perm": Tensor("T k", ("int32",))},
     rounding=("none: bytes are moved",),
     parity=Parity("bytes"),
@@ -118,17 +136,61 @@ def ep_scatter(nx, a, a_scale, x, x_scale, topk_ids, expert_map=None, *, num_exp
     Errors: ContractError for an expert that there is not, too few rows, mismatched shapes, memory written and read.
     Source: vLLM's ep_scatter, which is given the counts of the experts' tokens; here they are those of topk_ids.
     """
-    local = local_experts(topk_ids, expert_map)
-    starts = segments(local, num_experts, alignment)
-    inverse, m_indices = np.full(local.size, -1, np.int32), np.full(len(a), -1, np.int32)
-    for expert in np.unique(local[local >= 0]):
-        mine = np.flatnonzero(local == expert)
-        inverse[mine] = starts[expert] + np.arange(mine.size)
-        m_indices[inverse[mine]] = expert
-    chosen = np.flatnonzero(local >= 0)
-    token = chosen // max(topk_ids.shape[1], 1)
-    a[inverse[chosen]], a_scale[inverse[chosen]] = x[token], x_scale[token]
-    return m_indices, inverse.reshape(topk_ids.shape)
+    return scattered(a, a_scale, x, x_scale, topk_ids, expert_map, num_experts, alignment)
+
+
+def _whole_words(arguments, axes):
+    """a_scale has a word for every four groups"""
+    if axes["P"] != -(-axes["G"] // 4):
+        raise refuse("a_scale", f"{axes['P']} words for {axes['G']} groups", str(-(-axes["G"] // 4)))
+
+
+def exponent_words(x_scale) -> np.ndarray:
+    """int32 [T, P] of exponents uint8 [T, G]: byte j of word p is group 4 p + j's, 0 past the last."""
+    tokens, groups = x_scale.shape
+    exponents = np.zeros((tokens, -(-groups // 4) * 4), np.uint8)
+    exponents[:, :groups] = x_scale
+    return exponents.view("<i4")
+
+
+@op(
+    row=_ROW,
+    args={
+        **_SCATTERED,
+        "a_scale": Tensor("R P", ("int32",), layout="any", values="zeros"),
+        "x_scale": Tensor("T G", _CODES, layout="any",
+                          values=lambda rng, axes: rng.integers(0, 256, (axes["T"], axes["G"]))),
+    },
+    returns={"m_indices": Tensor("R", ("int32",)), "inv_perm": Tensor("T k", ("int32",))},
+    rounding=("none: bytes are moved",),
+    parity=Parity("bytes"),
+    mirror=EXACT,
+    nan="moved like any code, exponents of 255 too",
+    ties="rows of an expert: tokens ascending, then choices; upstream's are in no order",
+    layout="a_scale: any strides, upstream's are (4, 4 R) with R rounded up to fours; byte j of word p is the exponent "
+    "of group 4 p + j, 0 past the last",
+    mutates=("a", "a_scale"),
+    upstream=f"{_UTILS}: ep_scatter with pack_ue8m0, of deepgemm_moe_permute",
+    examples=(
+        {"R": 24, "H": 16, "G": 6, "P": 2, "T": 5, "k": 2, "num_experts": 3, "alignment": 4},
+        {"R": 32, "H": 8, "G": 1, "P": 1, "T": 6, "k": 3, "num_experts": 4, "alignment": 8, "topk_ids": "int64",
+         "N": 7, "expert_map": "int32"},
+        {"R": 8, "H": 8, "G": 4, "P": 1, "T": 0, "k": 2, "num_experts": 2, "alignment": 8},
+    ),
+    requires=(_whole_words, _experts_exist, _rows_suffice, _written_apart),
+)  # fmt: skip
+def ep_scatter_ue8m0(nx, a, a_scale, x, x_scale, topk_ids, expert_map=None, *, num_experts, alignment=BLOCK):
+    """a[inv_perm[t, r]] = x[t], its scales' exponents too, four to a word; m_indices and inv_perm as `ep_scatter`'s.
+
+    Shapes: a uint8 [R, H] and a_scale int32 [R, ceil(G / 4)], which are written in place; x uint8 [T, H]; x_scale uint8
+    [T, G], the exponents of scales 2^(e - 127) as MXFP8's quantiser gives them, G groups of any one size; topk_ids
+    [T, k], expert_map int32 [N] or None, m_indices int32 [R], inv_perm int32 [T, k] as `ep_scatter`'s.
+    Rounding points: none.
+    Errors: as ep_scatter's; ContractError for other than a word for every four groups.
+    Source: vLLM's ep_scatter, which packs exponents where the activations' scales are uint8. It leaves what a last word
+    has beyond the groups to chance; here it is 0.
+    """
+    return scattered(a, a_scale, x, exponent_words(x_scale), topk_ids, expert_map, num_experts, alignment)
 
 
 def _rows_exist(arguments, axes):

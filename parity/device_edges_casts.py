@@ -175,6 +175,13 @@ EDGES: dict[str, list[dict]] = {
         _scattered(300, 8, 5, 4, H=16, G=1, N=12, expert_map="int32", topk_ids="int64"),
         _scattered(4, 0, 3, 8, H=16, G=1), _scattered(2, 2, 3, 8, H=0, G=1),
     ],
+    "ep_scatter_ue8m0": [
+        *(_scattered(T, k, E, align, H=H, G=G, P=-(-G // 4)) for T, k, E, align, H, G in
+          ((37, 4, 9, 16, 144, 7), (1, 8, 40, 128, 32, 1), (700, 6, 33, 8, 16, 4), (5, 2, 3, 1, 7, 2),
+           (3, 2, 2, 4, 16, 0), (4, 3, 3, 8, 64, 67))),
+        _scattered(300, 8, 5, 4, H=16, G=6, P=2, N=12, expert_map="int32", topk_ids="int64"),
+        _scattered(4, 0, 3, 8, H=16, G=1, P=1), _scattered(2, 2, 3, 8, H=0, G=1, P=1),
+    ],
     "ep_gather": [
         *({"R": 40, "H": H, "T": 9, "k": k, "a": kind}
           for H, k in ((264, 8), (64, 11), (7, 3)) for kind in _KINDS),

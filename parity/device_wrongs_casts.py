@@ -39,6 +39,11 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the fast functions' largest": ("    decide(y, others, g, u, exact);\n", ""),
         "the fast functions' codes": ("    decide(q, others & ~some,", "    decide(q, 0u & some,"),
         "an empty expert's row": ("if (before[middle] <= row) low", "if (before[middle] < row || !row) low"),
+        "words of three exponents": ("if (4 * p + j < count) word", "if (4 * p + j < count && j < 3) word"),
+        "words beyond the groups": ("if (4 * p + j < count) word |= (unsigned)from[token * row + (4 * p + j) * group]",
+                                    "word |= (unsigned)from[token * row + (4 * p + j) % count * group]"),
+        "exponents from the high byte": ("<< 8 * j;\n        return (int)word;",
+                                         "<< 8 * (3 - j);\n        return (int)word;"),
         "rows of the first expert": ("it.line = low * tokens + token;", "it.line = token;"),
     },
 }  # fmt: skip

@@ -18,7 +18,7 @@ from .quant_codes import code_of, divided, f32, largest, times
 from .scalar import draw, floats, rounded
 
 F32, U8, I32 = np.float32, np.uint8, np.int32
-SCATTER, GATHER = "ep_scatter", "ep_gather"
+SCATTER, PACKED, GATHER = "ep_scatter", "ep_scatter_ue8m0", "ep_gather"
 COLUMNS, MASKED = "silu_mul_per_token_group_quant_fp8_colmajor", "silu_mul_masked_quant"
 KINDS = ("float32", "bfloat16", "float16")
 
@@ -87,6 +87,32 @@ def test_scales_in_columns():
     turned, a = np.full((2, 32), 7, F32).T, np.zeros((32, 8), U8)
     oracle.ep_scatter(a, turned, x, np.asfortranarray(x_scale), ids, num_experts=experts, alignment=8)
     assert_bytes(np.ascontiguousarray(turned), looped_scatter(32, x, x_scale, ids, known, experts, 8)[1])
+
+
+def looped_words(exponents):
+    """Four exponents to a word, the first in its lowest byte; 0 where there is none."""
+    words = np.zeros((len(exponents), (exponents.shape[1] + 3) // 4), np.uint32)
+    for t, row in enumerate(exponents.tolist()):
+        for g, exponent in enumerate(row):
+            words[t, g // 4] += exponent * 256 ** (g % 4)
+    return words.view(I32)
+
+
+@checks(PACKED, cases=[case(ids=name, alignment=a, G=g) for name in IDS for a, g in ((1, 4), (4, 1), (128, 7), (8, 0))])
+def test_packed_scatter_against_a_loop_over_tokens(case):
+    """All that ep_scatter does, with words for scales; those that nobody has stay 7."""
+    ids, known, experts = IDS[case.ids]
+    x, _ = tokens(len(ids), 8, 2, 1)
+    exponents = np.random.Generator(np.random.PCG64(18)).integers(0, 256, (len(ids), case.G)).astype(U8)
+    rows, words = ids.size + min(ids.size, experts) * (case.alignment - 1), looped_words(exponents)
+    want = looped_scatter(rows, x, words.view(F32), ids, known, experts, case.alignment)
+    want[1].view(I32)[want[2] < 0] = 7
+    for run in both(PACKED):
+        a, a_scale = np.full((rows, 8), 0xEE, U8), np.full((*words.shape[1:], rows), 7, I32).T
+        more = run(a, a_scale, x, exponents, ids, known, num_experts=experts, alignment=case.alignment)
+        assert_bytes(np.ascontiguousarray(a_scale), want[1].view(I32))
+        for one, expected in zip((a, *more), (want[0], *want[2:]), strict=True):
+            assert_bytes(one, expected)
 
 
 @checks(SCATTER, GATHER)
@@ -230,7 +256,7 @@ def test_the_mirror_of_masked_rows_is_that_of_their_product():
     assert (codes[1, 1:] == 0xEE).all() and (scale[1, 1:] == 7).all()
 
 
-@checks(SCATTER, GATHER, COLUMNS, MASKED)
+@checks(SCATTER, PACKED, GATHER, COLUMNS, MASKED)
 def test_against_vllm():
     """To the byte, but for scales in float32, which show the exponential's last bits: eight roundings."""
     for golden in op_cases("deep_gemm"):
@@ -249,6 +275,7 @@ def test_against_vllm():
 X, XS = tokens(2, 8, 1, 14)
 A, AS, TWO = np.zeros((8, 8), U8), np.zeros((8, 1), F32), I32([[0, 1], [1, 1]])
 Y, ROWS = draw((2, 256), "bfloat16", 15), draw((4, 8), "float32", 16)
+W, E = np.zeros((8, 1), I32), np.full((2, 3), 127, U8)
 C, S = np.zeros((1, 2, 128), U8), np.zeros((1, 2, 1), F32)
 REFUSED = {
     SCATTER: [
@@ -261,6 +288,15 @@ REFUSED = {
         ("alignment", lambda f: f(A, AS, X, XS, TWO, num_experts=2, alignment=0)),
         ("a", lambda f: f(A, AS, A[:2], XS, TWO, num_experts=2, alignment=4)),
         ("a_scale", lambda f: f(A, np.broadcast_to(AS[:1], (8, 1)), X, XS, TWO, num_experts=2, alignment=4)),
+    ],
+    PACKED: [
+        ("a_scale", lambda f: f(A, np.zeros((8, 2), I32), X, E, TWO, num_experts=2, alignment=4)),
+        ("a_scale", lambda f: f(A, W[:, :0].copy(), X, E, TWO, num_experts=2, alignment=4)),
+        ("a_scale", lambda f: f(A, AS, X, E, TWO, num_experts=2, alignment=4)),
+        ("x_scale", lambda f: f(A, W, X, XS, TWO, num_experts=2, alignment=4)),
+        ("topk_ids", lambda f: f(A, W, X, E, TWO + 2, num_experts=3)),
+        ("a", lambda f: f(A, W, X, E, TWO, num_experts=3, alignment=5)),
+        ("a_scale", lambda f: f(A, np.broadcast_to(W[:1], (8, 1)), X, E, TWO, num_experts=2, alignment=4)),
     ],
     GATHER: [
         ("inv_perm", lambda f: f(ROWS, np.ones((2, 2), F32), I32([[0, 4], [1, 1]]))),
@@ -289,14 +325,22 @@ def test_refusals(name):
     assert not A.any() and not C.any()
 
 
-mutations(SCATTER, {
+_PLACES = {
     "segments without gaps": ("np.cumsum(-(-counts // alignment) * alignment)", "np.cumsum(counts)", "segments"),
-    "rows backwards": ("starts[expert] + np.arange(mine.size)", "starts[expert] + np.arange(mine.size)[::-1]"),
+    "rows backwards": ("starts[expert] + np.arange(mine.size)", "starts[expert] + np.arange(mine.size)[::-1]",
+                       "scattered"),
     "the map forgotten": ("if expert_map is None else np.where(ids < 0, -1, expert_map[np.maximum(ids, 0)])", "",
                           "local_experts"),
     "padding of the segment's expert": ("m_indices[inverse[mine]] = expert",
-                                        "m_indices[starts[expert] : starts[expert + 1]] = expert"),
-    "choice for token": ("chosen // max(topk_ids.shape[1], 1)", "chosen % max(len(x), 1)"),
+                                        "m_indices[starts[expert] : starts[expert + 1]] = expert", "scattered"),
+    "choice for token": ("chosen // max(topk_ids.shape[1], 1)", "chosen % max(len(x), 1)", "scattered"),
+}  # fmt: skip
+mutations(SCATTER, _PLACES)
+mutations(PACKED, {
+    **_PLACES,
+    "exponents from the high byte": ('"<i4"', '">i4"', "exponent_words"),
+    "ones past the last": ("np.zeros((tokens,", "np.ones((tokens,", "exponent_words"),
+    "zeros in front": ("exponents[:, :groups]", "exponents[:, exponents.shape[1] - groups :]", "exponent_words"),
 })  # fmt: skip
 mutations(GATHER, {
     "no weights": ("nx.mul(nx.load(a[inv_perm[has, r]]), weights[has, r, None])", "nx.load(a[inv_perm[has, r]])"),

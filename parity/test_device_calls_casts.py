@@ -141,6 +141,19 @@ def outcome(device, arguments):
     return [device.fetch(one) for one in (moved["a"], moved["a_scale"], *results)]
 
 
+def test_columns_of_exponents_are_packed(device):
+    """Words in columns, as vLLM's grouped product wants them, from exponents in columns."""
+    ids, rng = np.random.default_rng(6).integers(-1, 3, (9, 2)).astype(I32), np.random.default_rng(7)
+    arguments = scatter(9, 2, 3, 8, 48, ids) | {
+        "a_scale": np.full((48, 2), 7, I32), "x_scale": rng.integers(0, 256, (9, 6)).astype(U8),
+    }  # fmt: skip
+    turned = device.send(np.full((2, 48), 7, I32)).T
+    columns = device.send(np.ascontiguousarray(arguments["x_scale"].T)).T
+    device.call("ep_scatter_ue8m0", sent(device, arguments) | {"a_scale": turned, "x_scale": columns})
+    oracle.ep_scatter_ue8m0.mirror(**arguments)
+    assert_bytes(np.ascontiguousarray(device.fetch(turned)), arguments["a_scale"])
+
+
 @pytest.mark.parametrize("T", [1, 255, 1100])
 def test_places_in_many_chunks(device, T):
     """One chunk of choices or several, more experts than a block has threads: always the order of tokens."""

@@ -22,6 +22,7 @@ _I32 = np.dtype(np.int32)
 def benches() -> Iterator[Bench]:
     for T in (1, 16, 256, 8192):
         yield scatter(T)
+        yield scatter(T, packed=True)
         yield gather(T)
     for M in (128, 1024, 65536):
         for clamp, ue8m0 in ((None, False), (7.0, True)):
@@ -47,14 +48,16 @@ def _torch_ids(T: int):
     return torch.from_numpy(_ids(T)).cuda()
 
 
-def scatter(T: int, H: int = WIDTH) -> Bench:
-    rows, groups = _rows(T), H // 128
+def scatter(T: int, H: int = WIDTH, packed: bool = False) -> Bench:
+    """Scales of groups of 128 as float32; packed, exponents of groups of 32, whose words lie in columns."""
+    rows, words = _rows(T), H // 128
 
     def make():
         import cupy
 
-        written = cupy_empty(rows, H, dtype=U8), cupy_empty(rows, groups, dtype=F32)
-        arguments = *written, cupy_codes(T, H), cupy_scales(T, groups), cupy.asarray(_ids(T))
+        scale = cupy.full((T, H // 32), 127, U8) if packed else cupy_scales(T, words)
+        a_scale = cupy_empty(words, rows, dtype=_I32).T if packed else cupy_empty(rows, words, dtype=F32)
+        arguments = cupy_empty(rows, H, dtype=U8), a_scale, cupy_codes(T, H), scale, cupy.asarray(_ids(T))
         out = cupy_empty(rows, dtype=_I32), cupy_empty(T, CHOICES, dtype=_I32)
         return arguments, {"num_experts": EXPERTS, "alignment": ALIGNMENT}, out
 
@@ -62,20 +65,25 @@ def scatter(T: int, H: int = WIDTH) -> Bench:
         import torch
         from vllm.model_executor.layers.fused_moe.deep_gemm_utils import ep_scatter
 
-        x, scale, ids = torch_codes(T, H), torch_scales(T, groups), _torch_ids(T)
+        x, scale, ids = torch_codes(T, H), torch_scales(T, words), _torch_ids(T)
         counts = torch.bincount(ids.flatten(), minlength=EXPERTS).int()
-        a, a_scale = torch.empty(rows, H, device="cuda", dtype=x.dtype), torch.empty(rows, groups, device="cuda")
+        a, a_scale = torch.empty(rows, H, device="cuda", dtype=x.dtype), torch.empty(rows, words, device="cuda")
+        if packed:
+            scale = torch.full((T, H // 32), 127, device="cuda", dtype=torch.uint8)
+            a_scale = torch.empty(words, rows, device="cuda", dtype=torch.int32).t()
         starts, inverse = torch.empty_like(counts), torch.empty_like(ids)
         m_indices = torch.empty(rows, device="cuda", dtype=torch.int32)
 
         def run():
             m_indices.fill_(-1)
-            ep_scatter(x, scale, ids, counts, None, starts, a, a_scale, m_indices, inverse, ALIGNMENT)
+            ep_scatter(x, scale, ids, counts, None, starts, a, a_scale, m_indices, inverse, ALIGNMENT,
+                       block_size=32 if packed else 128, pack_ue8m0=packed)  # fmt: skip
 
         return run
 
-    moved = (1 + CHOICES) * T * (H + 4 * groups) + 4 * rows + 8 * T * CHOICES
-    return Bench("deep_gemm_moe", f"scatter {T}x{H}", ours("ep_scatter", make), {"vllm": vllm}, moved, 0)
+    moved = (1 + CHOICES) * T * (H + 4 * words) + 4 * rows + 8 * T * CHOICES
+    op, name = ("ep_scatter_ue8m0", "scatter, exponents") if packed else ("ep_scatter", "scatter")
+    return Bench("deep_gemm_moe", f"{name} {T}x{H}", ours(op, make), {"vllm": vllm}, moved, 0)
 
 
 def gather(T: int, H: int = WIDTH) -> Bench:

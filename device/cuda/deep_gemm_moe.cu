@@ -164,23 +164,58 @@ extern "C" __global__ void __launch_bounds__(THREADS) ep_place(CHOICES, i64 alig
     }
 }
 
+// A token's scales, of which each of its rows gets a copy.
+struct Floats {
+    const float* from;
+    i64 row, group;
+
+    VT_MEMBER float of(i64 token, i64 g) const { return from[token * row + g * group]; }
+};
+
+// Exponents of `count` groups, four to a word: byte j of word p is group 4 p + j's, 0 past the last.
+struct Exponents {
+    const unsigned char* from;
+    i64 row, group, count;
+
+    VT_MEMBER int of(i64 token, i64 p) const {
+        unsigned word = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (4 * p + j < count) word |= (unsigned)from[token * row + (4 * p + j) * group] << 8 * j;
+        return (int)word;
+    }
+};
+
 // A token a block: its bytes, in `units` of U, and its scales to each of its rows.
+template <class U, class S, class Scales>
+VT_FN void copies(const int* inverse, i64 choices, i64 units, const U* x, i64 stride, U* a, i64 scales,
+                  const Scales& given, S* a_scale, i64 a_row, i64 a_group) {
+    i64 token = blockIdx.x;
+    const int* to = inverse + token * choices;
+    for (i64 n = threadIdx.x; n < units; n += blockDim.x) {
+        U moved = x[token * stride + n];
+        for (i64 r = 0; r < choices; ++r)
+            if (to[r] >= 0) a[to[r] * units + n] = moved;
+    }
+    for (i64 g = threadIdx.x; g < scales; g += blockDim.x) {
+        S scale = given.of(token, g);
+        for (i64 r = 0; r < choices; ++r)
+            if (to[r] >= 0) a_scale[to[r] * a_row + g * a_group] = scale;
+    }
+}
+
 #define EP_COPY(U, TYPE)                                                                                               \
     extern "C" __global__ void __launch_bounds__(256) ep_copy_##U(                                                     \
         const int* inverse, i64 choices, i64 units, const TYPE* x, i64 stride, TYPE* a, i64 groups,                    \
         const float* x_scale, i64 x_row, i64 x_group, float* a_scale, i64 a_row, i64 a_group) {                        \
-        i64 token = blockIdx.x;                                                                                        \
-        const int* to = inverse + token * choices;                                                                     \
-        for (i64 n = threadIdx.x; n < units; n += blockDim.x) {                                                        \
-            TYPE moved = x[token * stride + n];                                                                        \
-            for (i64 r = 0; r < choices; ++r)                                                                          \
-                if (to[r] >= 0) a[to[r] * units + n] = moved;                                                          \
-        }                                                                                                              \
-        for (i64 g = threadIdx.x; g < groups; g += blockDim.x) {                                                       \
-            float scale = x_scale[token * x_row + g * x_group];                                                        \
-            for (i64 r = 0; r < choices; ++r)                                                                          \
-                if (to[r] >= 0) a_scale[to[r] * a_row + g * a_group] = scale;                                          \
-        }                                                                                                              \
+        copies(inverse, choices, units, x, stride, a, groups, Floats{x_scale, x_row, x_group}, a_scale, a_row,         \
+               a_group);                                                                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) ep_copy_packed_##U(                                              \
+        const int* inverse, i64 choices, i64 units, const TYPE* x, i64 stride, TYPE* a, i64 groups,                    \
+        const unsigned char* x_scale, i64 x_row, i64 x_group, int* a_scale, i64 a_row, i64 a_group) {                  \
+        copies(inverse, choices, units, x, stride, a, (groups + 3) / 4, Exponents{x_scale, x_row, x_group, groups},    \
+               a_scale, a_row, a_group);                                                                               \
     }
 EP_COPY(16, uint4)
 EP_COPY(1, unsigned char)
