@@ -115,7 +115,7 @@ def both(name: str, *args, **kwargs):
 def _goldens(ops: Sequence[str], build: str | None) -> Iterator[GoldenCase]:
     """The cases of low-bit ops, each of which must have some."""
     for op in ops:
-        cases = op_cases("wna16", op, build)
+        cases = [*op_cases("wna16", op, build), *op_cases("w4a8_experts", op, build)]
         assert cases, op
         yield from cases
 

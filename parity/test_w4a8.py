@@ -104,11 +104,11 @@ def test_encoded_tiles_against_lanes():
         assert_bytes(both("cutlass_decode_int4b", got), plain)
 
 
-@checks("cutlass_encode_and_reorder_int4b", "cutlass_pack_scale_fp8", "cutlass_w4a8_mm")
+@checks("cutlass_encode_and_reorder_int4b", "cutlass_pack_scale_fp8", "cutlass_w4a8_mm", "cutlass_w4a8_moe_mm")
 def test_against_an_h200():
-    """Every code's place and code, the tables of scales, products."""
+    """Every code's place and code, one expert's and two, the tables of scales, products of uneven experts too."""
     same_as_goldens("cutlass_encode_and_reorder_int4b", "cutlass_pack_scale_fp8")
-    near_goldens("cutlass_w4a8_mm")
+    near_goldens("cutlass_w4a8_mm", "cutlass_w4a8_moe_mm")
 
 
 @checks("cutlass_pack_scale_fp8", "w4a8_dequantize")
