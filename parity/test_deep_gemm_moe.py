@@ -259,7 +259,7 @@ def test_the_mirror_of_masked_rows_is_that_of_their_product():
 @checks(SCATTER, PACKED, GATHER, COLUMNS, MASKED)
 def test_against_vllm():
     """To the byte, but for scales in float32, which show the exponential's last bits: eight roundings."""
-    for golden in op_cases("deep_gemm"):
+    for golden in (*op_cases("deep_gemm"), *op_cases("deep_gemm_packed")):
         found, call = lookup(golden.op), golden.call()
         results = found.mirror(**call)
         results = () if results is None else results if isinstance(results, tuple) else (results,)

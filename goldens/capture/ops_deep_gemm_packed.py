@@ -13,6 +13,11 @@ from vllm.model_executor.layers.fused_moe import deep_gemm_utils
 E4M3, U8, I32 = torch.float8_e4m3fn, torch.uint8, torch.int32
 
 
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in row-major order, also of a lone column."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
 def capture(record: Record) -> None:
     """Groups of 32 in whole words, and of 64 that leave a word half empty; places are in the order of tokens."""
     for name, count, experts, mapped, width, group in (
@@ -29,7 +34,7 @@ def capture(record: Record) -> None:
         a = torch.zeros(rows, width).to(E4M3)
         a_scale = torch.zeros(words, rows, dtype=I32).t()
         m_indices, inverse = torch.full((rows,), -1, dtype=I32), torch.full_like(ids, -1)
-        inputs = {"a": a.view(U8).clone(), "a_scale": a_scale.contiguous().clone(), "x": x.view(U8),
+        inputs = {"a": a.view(U8).clone(), "a_scale": dense(a_scale), "x": x.view(U8),
                   "x_scale": exponents, "topk_ids": ids, "expert_map": known}  # fmt: skip
         with record.attempt(f"ep_scatter {name}"):
             deep_gemm_utils.ep_scatter(x, exponents, ids, counts, known, torch.empty_like(counts), a, a_scale,
@@ -37,7 +42,7 @@ def capture(record: Record) -> None:
             record.case("ep_scatter_ue8m0", name, "ep_scatter, pack_ue8m0 (interpreted)",
                         {"num_experts": experts, "alignment": 8}, inputs,
                         {"m_indices": m_indices, "inv_perm": inverse, "a": a.view(U8),
-                         "a_scale": a_scale.contiguous()})  # fmt: skip
+                         "a_scale": dense(a_scale)})  # fmt: skip
 
 
 if __name__ == "__main__":
