@@ -154,6 +154,7 @@ def survives(family: str, name: str) -> bool:
         if family == "fp4":
             test_device_calls_quant.test_slices_of_wider_rows(device, "scaled_fp4_quant", shift=1)
             test_device_calls_quant.test_codes_at_any_address(device, "scaled_fp4_quant")
+            test_device_calls_quant.test_blocks_of_fp4_take_turns(device, tiles=False)
         if family == "attention":
             test_device_calls_attention.test_what_is_not_finite_reaches_those_who_see_it(device, rows=40, bad=math.nan)
         for seed in range(6 if family == "kv_blocks" else 0):
