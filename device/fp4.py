@@ -13,12 +13,13 @@ from vtlab.ops.fusion import lookup, slot_of
 from vtlab.ops.fusion.binding import bind
 from vtlab.ops.nvfp4 import BLOCK, tiled_shape
 
-from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
+from .launch import KINDS, MULTIPROCESSORS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
 from .quant_fp8 import FEW_BLOCK, FEW_VECTORS, RULES, TEAM, divider
 from .runtime import current
 
 BYTES, BFLOAT16 = np.dtype(np.uint8), np.dtype(ml_dtypes.bfloat16)
-_DEPTH = 4
+_RESIDENT, _VALUES_DEEP = 6, 2
+"""Blocks of a multiprocessor that share the blocks of 16, and words of codes a thread, as the kernels know."""
 CHAIN = "chain"
 """The provider's name of an op that a recipe realises."""
 
@@ -42,11 +43,23 @@ def scaled_fp4_quant(x, input_global_scale, *, is_sf_swizzled_layout=True, round
     args += divider(blocks)
     count, aligned = rows * width // VECTOR, vectors(width, (x, stride))
     brain, many = kind(x) == KINDS["bfloat16"], FEW_VECTORS <= count < 2**31
-    if many and brain and aligned and words and rounding == "vt":
-        start(op, "fp4", "fp4_bf16_deep", -(-count // (TEAM * _DEPTH)), (TEAM, 1), args)
+    pieces = math.prod(shape) if tiled else rows * blocks
+    whole = aligned and pieces < 2**31 and current().pointer(target) % 8 == 0
+    if many and brain and whole and rounding == "vt":
+        grid = min(MULTIPROCESSORS * _RESIDENT, -(-pieces // TEAM))
+        args = [rows, width, x, stride, input_global_scale, target, scales, RULES[rounding]]
+        if tiled:
+            args += [*divider(-(-blocks // 4)), grid * TEAM, *divider(blocks)]
+            start(op, "fp4", "fp4_stream_tiles", grid, (TEAM, 1), args)
+        else:
+            start(op, "fp4", "fp4_stream_rows", grid, (TEAM, 1), [*args, *divider(blocks), grid * TEAM])
+    elif not many and brain and aligned and words and rounding == "vt":
+        grid = -(-2 * count // FEW_BLOCK)
+        start(op, "fp4", "fp4_few", grid, (FEW_BLOCK, 1), [*args, grid * FEW_BLOCK])
     else:
         block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
-        start(op, "fp4", "fp4_v8", -(-count // block), (block, 1), [*args, int(aligned), int(words)])
+        grid = -(-count // block)
+        start(op, "fp4", "fp4_v8", grid, (block, 1), [*args, int(aligned), int(words), grid * block])
     return target, scales
 
 
@@ -64,8 +77,11 @@ def dequantize_nvfp4(packed, scale, global_scale, *, out_dtype=BFLOAT16, is_sf_s
     args = [rows, width, packed, scale, global_scale, target, kind(target), int(is_sf_swizzled_layout)]
     args += [*divider(blocks), int(vectors(width, (target, width))), int(_at_words(packed))]
     count = rows * width // VECTOR
-    block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
-    start(op, "fp4", "fp4_values", -(-count // block), (block, 1), args)
+    if count >= FEW_VECTORS and kind(target) == KINDS["bfloat16"] and all(args[-2:]):
+        start(op, "fp4", "fp4_values_deep", -(-count // (TEAM * _VALUES_DEEP)), (TEAM, 1), args)
+    else:
+        block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
+        start(op, "fp4", "fp4_values", -(-count // block), (block, 1), args)
     return target
 
 

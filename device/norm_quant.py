@@ -207,12 +207,14 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
     count = rows * half // VECTOR
     whole = half % group_size == 0 and fits_lanes(group_size) and count < 2**31
     if whole and whole_vectors(half, target, (x, 2 * half)):
-        many = kind(x) == KINDS["bfloat16"] and count >= FEW_VECTORS
+        brain, many = kind(x) == KINDS["bfloat16"], count >= FEW_VECTORS
         kernel, depth = "silu_group_v8", 1
-        if many and rounding == "vllm":
+        if brain and rounding == "vllm":
             kernel = "silu_group_kept_bf16"
-        elif many and group_size >= _GROUP_DEPTH * VECTOR:
+        elif brain and many and group_size >= _GROUP_DEPTH * VECTOR:
             kernel, depth = "silu_group_bf16_deep", _GROUP_DEPTH
+        elif brain and not many:
+            kernel = "silu_group_bf16"
         args += [lane_shift(group_size), *divider(half // VECTOR)]
         start(op, "norm_quant", kernel, -(-count // (_BLOCK * depth)), (_BLOCK, 1), args)
     else:

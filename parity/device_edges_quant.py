@@ -19,6 +19,14 @@ def _ties(*shape: int, kind=ml_dtypes.bfloat16) -> np.ndarray:
     return x.astype(kind)
 
 
+def _no_numbers(*shape: int) -> np.ndarray:
+    """Bfloat16 with a NaN of either sign, an infinity and zeros of either sign here and there."""
+    x = _ties(*shape)
+    for value, step in ((0x7FC1, 53), (0xFFC1, 59), (0x7F80, 1997), (0xFF80, 2003), (0x8000, 31), (0x0000, 37)):
+        x.reshape(-1).view(np.uint16)[step // 3 :: step] = value
+    return x
+
+
 def _near_ties(largest: float) -> np.ndarray:
     """A row of quotients around halfway between two codes, where a product with the reciprocal may err."""
     scale = np.float32(largest) / np.float32(448)
@@ -39,7 +47,7 @@ _HEIGHT = (270,)  # more rows than take their weights early
 _NORMS = [
     *({"...": (3,), "H": H, **_16} for H in (8, 40, 256, 264, 2056, 8192, 8200, 33)),
     *({"...": (3,), "H": H, **_16, "residual": "bfloat16"} for H in (24, 128, 1032, 5128)),
-    {"...": _HEIGHT, "H": 264, **_16}, {"...": _HEIGHT, "H": 3080, **_16},
+    {"...": _HEIGHT, "H": 264, **_16}, {"...": _HEIGHT, "H": 3080, **_16}, {"...": (1100,), "H": 264, **_16},
     {"...": _HEIGHT, "H": 264, **_16, "residual": "bfloat16"},
     {"...": (3,), "H": 72, **_F16, "residual": "float16"}, {"...": (3,), "H": 40, **_F32, "residual": "bfloat16"},
     {"...": (0,), "H": 64, **_16}, {"...": (), "H": 40, **_16},
@@ -85,7 +93,7 @@ EDGES: dict[str, list[dict]] = {
           for rows, K in ((1, 4096), (127, 16), (128, 64), (129, 48))),
         {"...": (2, 3), "K": 64, "x": "bfloat16", **_TILES},
         *({"...": (260,), "K": 2064, "x": "bfloat16", **layout} for layout in (_LINEAR, _TILES)),  # many vectors
-        {"...": (260,), "K": 2064, "x": _ties(260, 2064), **_TILES, **_G},
+        *({"...": (260,), "K": 2064, "x": make(260, 2064), **_TILES, **_G} for make in (_ties, _no_numbers)),
         *({"...": (1,), "K": 48, "x": _steps_of_fp4(largest), "rounding": rounding, **_LINEAR, **_G}
           for largest in (6.0, 6.0 * 448, 3.0, 6 * 1.0625) for rounding in ("vt", "vllm_native")),
         *({"...": (2,), "K": 32, "x": "bfloat16", "input_global_scale": np.float32([g]), "rounding": r, **_LINEAR}

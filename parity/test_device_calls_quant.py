@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from vtlab import oracle
+from vtlab.device import fp4
 from vtlab.device.quant_fp8 import start_warps
 from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics import fma_f32
@@ -156,6 +159,15 @@ def test_more_groups_than_32_bits_count_are_refused():
 
 def test_more_elements_than_all_threads_take_at_once(device):
     compare(device, "dynamic_scaled_fp8_quant", {"x": draw((80_000, 7), "float32", 5)})
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_blocks_of_fp4_take_turns(device, tiles):
+    """One block of threads for all blocks of sixteen."""
+    x, scale = draw((260, 2064), "bfloat16", 6), F32([300])
+    arguments = {"x": x, "input_global_scale": scale, "is_sf_swizzled_layout": tiles}
+    with mock.patch.object(fp4, "MULTIPROCESSORS", 1), mock.patch.object(fp4, "_RESIDENT", 1):
+        compare(device, "scaled_fp4_quant", arguments)
 
 
 def test_a_captured_graph_quantises_new_inputs(device):

@@ -45,6 +45,17 @@ template <bool NATIVE> VT_FN unsigned e2m1_word(const float (&v)[8]) {
     return ((unsigned)vt_bits(lo) & 0xffffu) | (unsigned)vt_bits(hi) << 16;
 }
 
+// Four codes.
+VT_FN unsigned e2m1_four(const float (&v)[4]) {
+    float four = 8388608.0f + 30583.0f, unit = 1.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        four = with_code<false>(four, v[j], unit);
+        unit *= 16.0f;
+    }
+    return (unsigned)vt_bits(four) & 0xffffu;
+}
+
 // Of element `at` and its seven neighbours.
 VT_FN void store_e2m1(unsigned char* out, i64 at, const float (&v)[8]) {
     *(unsigned*)(out + (at >> 1)) = e2m1_word<false>(v);
@@ -68,8 +79,8 @@ template <class I> VT_FN I tiled_place(I row, I column, I across) {
     return (((row >> 7) * across + (column >> 2)) * 32 + (row & 31)) * 16 + (row >> 5 & 3) * 4 + (column & 3);
 }
 
-// The scale of block `column` of a row. Among tiles, which start at an address of whole words, the last block of a row
-// fills its tile up with zeros to the right, and the blocks of the last row fill theirs downwards.
+// The scale of block `column` of a row. Among tiles the last block of a row fills its tile up with zeros to the right;
+// what is below the last row is fill_tiles' part.
 template <bool TILED, class I>
 VT_FN void store_scale(unsigned char* scales, I rows, I row, I blocks, I column, unsigned code) {
     if (!TILED) {
@@ -81,9 +92,25 @@ VT_FN void store_scale(unsigned char* scales, I rows, I row, I blocks, I column,
     if (column == blocks - 1)
 #pragma unroll 1
         for (I c = blocks; c < across * 4; ++c) scales[tiled_place<I>(row, c, across)] = 0;
-    if (row != rows - 1) return;
-    I first = column & ~(I)3, beside = blocks - first < 4 ? blocks - first : 4;
+}
+
+// Zeros below the last row of tiles, which start at an address of whole words, by all `threads` of a grid: 16 bytes of a
+// tile have the words of four rows that are 32 apart.
+VT_FN void fill_tiles(unsigned char* scales, i64 rows, i64 blocks, i64 thread, i64 threads) {
+    int real = (int)(rows & 127);
+    if (real == 0) return;
+    i64 across = (blocks + 3) >> 2;
+    unsigned* words = (unsigned*)(scales + (rows >> 7) * across * 512);
+    bool wide = ((unsigned long long)scales & 15u) == 0;
 #pragma unroll 1
-    for (I r = rows + (column & 3); r < ((rows + 127) & ~(I)127); r += beside)
-        *(unsigned*)(scales + tiled_place<I>(r, first, across)) = 0u;
+    for (i64 n = thread; n < across * 32; n += threads) {
+        int row = (int)(n & 31);
+        if (wide && row >= real) {
+            *(uint4*)(words + n * 4) = {0u, 0u, 0u, 0u};
+        } else {
+#pragma unroll
+            for (int w = 0; w < 4; ++w)
+                if (row + 32 * w >= real) words[n * 4 + w] = 0u;
+        }
+    }
 }

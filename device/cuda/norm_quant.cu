@@ -394,7 +394,7 @@ template <int V> VT_FN void silu_values(float (&y)[V], const Raw<V>& gate, const
 }
 
 // In the two kernels below rows are whole groups of 8 << lane_shift elements, so that their groups follow each other.
-extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+VT_FN void silu_group(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
     unsigned per_row = (unsigned)width >> 3;
     const Halves<1> raw(x, (int)kind, rows, per_row, (unsigned)magic, (int)magic_shift);
     float y[8] = {}, q[8];
@@ -408,6 +408,15 @@ extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAM
     if ((column & ((1u << lane_shift) - 1)) == 0)
         scales[raw.row[0] * row_step + (column >> lane_shift) * group_step] = by.scale;
 }
+
+// silu_group_bf16: "vt" where there are few; what it cannot meet takes no instruction's room.
+#define SILU_GROUP(NAME, KIND, RULE)                                                                              \
+    extern "C" __global__ void __launch_bounds__(256) NAME(SILU_GROUP_PARAMETERS, SILU_MAGIC) {                   \
+        silu_group(rows, width, x, KIND, group_size, scale_ub, out, scales, row_step, group_step, RULE, nan,      \
+                   lane_shift, magic, magic_shift);                                                               \
+    }
+SILU_GROUP(silu_group_v8, kind, rule)
+SILU_GROUP(silu_group_bf16, BF16, VT)
 
 // Groups of at least GROUP_DEPTH lanes, "vt".
 extern "C" __global__ void __launch_bounds__(64) silu_group_bf16_deep(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
