@@ -142,6 +142,9 @@ class EmulatedRuntime:
         array[...] = host
         return array
 
+    def zero(self, array) -> None:
+        array[...] = 0
+
     def wait(self) -> None:
         """Launches have run when `launch` returns."""
 

@@ -7,12 +7,30 @@ W4A16_KERNELS(marlin8_bf16, BF16, MarlinWords<8>)
 W4A16_KERNELS(marlin8_f16, F16, MarlinWords<8>)
 
 #include "marlin_loaded.cuh"
+#include "marlin_stream.cuh"
 
 #if VT_TILES
-MARLIN_LOADED(marlin4_bf16_loaded_64_by_64, BF16, 64, 1)
-MARLIN_LOADED(marlin4_bf16_loaded_128_by_64, BF16, 128, 1)
-MARLIN_LOADED(marlin4_bf16_loaded_128_by_128, BF16, 128, 2)
-MARLIN_LOADED(marlin4_f16_loaded_64_by_64, F16, 64, 1)
-MARLIN_LOADED(marlin4_f16_loaded_128_by_64, F16, 128, 1)
-MARLIN_LOADED(marlin4_f16_loaded_128_by_128, F16, 128, 2)
+#define MARLIN_LOADED_FORMS(NAME, KIND, BITS)                                                                         \
+    MARLIN_LOADED(NAME##_loaded_128_by_64, KIND, BITS, 128, 1)                                                        \
+    MARLIN_LOADED(NAME##_loaded_128_by_128, KIND, BITS, 128, 2)
+MARLIN_LOADED_FORMS(marlin4_bf16, BF16, 4)
+MARLIN_LOADED_FORMS(marlin4_f16, F16, 4)
+MARLIN_LOADED_FORMS(marlin8_bf16, BF16, 8)
+MARLIN_LOADED_FORMS(marlin8_f16, F16, 8)
+
+#define MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, ROWS)                                                            \
+    MARLIN_RUN(NAME##_run_##ROWS##_by_256, KIND, BITS, ROWS, 2, 2, ZEROED, 1, 232, 40)                                   \
+    MARLIN_SPLIT(NAME##_split_##ROWS##_by_256, KIND, BITS, ROWS, 2, 2, ZEROED, 8, 1, 232, 40)                            \
+    MARLIN_SPLIT(NAME##_split_##ROWS##_by_512, KIND, BITS, ROWS, 4, 2, ZEROED, 8, 1, 232, 40)
+#define MARLIN_STREAM_FORMS(NAME, KIND, BITS, ZEROED)                                                                 \
+    MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, 8)                                                                   \
+    MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, 16)                                                                  \
+    MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, 32)                                                                  \
+    MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, 64)
+MARLIN_STREAM_FORMS(marlin4_bf16, BF16, 4, false)
+MARLIN_STREAM_FORMS(marlin4_f16, F16, 4, false)
+MARLIN_STREAM_FORMS(marlin4_zeros_bf16, BF16, 4, true)
+MARLIN_STREAM_FORMS(marlin4_zeros_f16, F16, 4, true)
+MARLIN_STREAM_FORMS(marlin8_bf16, BF16, 8, false)
+MARLIN_STREAM_FORMS(marlin8_f16, F16, 8, false)
 #endif

@@ -1,0 +1,379 @@
+// Products of up to 64 rows of 16-bit activations with weights in Marlin's tiles on Hopper. A block has COLUMNS_HERE
+// columns: each group of four warps TILES times 64, whose 16 columns a warp unpacks into registers as left operands while
+// the products of the 16 k before are under way. The copy engine brings words, scales and zero points in runs as long as
+// the block is broad, beside the rows of `a`, many stages ahead.
+//
+// K is cut into at most eight parts of whole 64 k, by K alone: a part is summed by tensor cores from its first k to its
+// last, part sums are added in float32 from the first on, however the work is spread:
+// 1. *_run: many columns. Tiles follow each other in one run of 64 k after 64 k, of which each block has an equal share.
+//    Where a share ends within a tile, its sums wait in memory for the block that goes on. A block begins with the tile
+//    that it leaves unfinished and ends with the one that it takes over, so that nobody waits long. Its place in the run
+//    is drawn from a counter: the share before belongs to a block that runs already.
+// 2. *_split: few columns. The blocks of a cluster share a tile's parts, leave their sums in memory, and each adds up its
+//    share of them.
+#pragma once
+#include "w4a16.cuh"
+#include "wgmma_registers.cuh"
+
+#define STREAM_STAGES 20  // at most
+
+#if VT_TILES
+
+#ifdef __CUDACC__
+#define VT_SHARING(BLOCKS) __cluster_dims__(BLOCKS, 1, 1)
+VT_FN int blocks_of_cluster() {
+    int count;
+    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(count));
+    return count;
+}
+VT_FN void flag_up(unsigned* flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
+// Until the flag is up; it is taken down again.
+VT_FN void flag_wait(unsigned* flag) {
+    unsigned up;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(up) : "l"(flag) : "memory");
+    while (!up);
+    *flag = 0;
+}
+// Four sums that another block has left.
+VT_FN float4 sums_of_others(const float4* at) { return __ldcg(at); }
+VT_FN void stores_for_others() { __threadfence(); }
+#else
+#define VT_SHARING(BLOCKS)
+static inline int blocks_of_cluster() { return 1; }
+struct float4 { float x, y, z, w; };
+static inline void flag_up(unsigned* flag) { *flag = 1; }
+static inline void flag_wait(unsigned* flag) {
+    if (!*flag) {
+        std::fprintf(stderr, "emulation: a block waits for one that does not run\n");
+        std::abort();
+    }
+    *flag = 0;
+}
+static inline float4 sums_of_others(const float4* at) { return *at; }
+static inline void stores_for_others() {}
+#endif
+
+#define STREAM_PARAMETERS                                                                                        \
+    VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void *words, const void *scales, const void *zeros,     \
+        void *out, i64 group_size, i64 zero, const void *factors, const void *bias, i64 length, i64 stages_,         \
+        i64 blocks, float4 *states, unsigned *flags
+#define STREAM_NAMES                                                                                             \
+    rows_map, rows, columns, depth, words, scales, zeros, out, group_size, zero, factors, bias, length, stages_,     \
+        blocks, states, flags
+
+// ROWS of `a`, GROUPS of four warps with TILES times 64 columns each. length: 64 k of a part, in such steps.
+template <int KIND, int BITS, int ROWS, int TILES, int GROUPS, bool SPLIT, bool ZEROED, int UP, int DOWN>
+VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
+                         const void* zeros, void* out, i64 group_size, i64 zero, const void* factors, const void* bias,
+                         i64 length_, i64 stages_, i64 blocks, float4* states, unsigned* flags) {
+    VT_SHARED(memory);
+    typedef Pairs<KIND> P;
+    constexpr int UNITS = TILES * GROUPS, HERE = UNITS * COLUMNS, UNIT = 128 * BITS, SUMS = ROWS / 2;
+    constexpr int WORDS = ROWS * 128, SCALES = WORDS + 4 * UNITS * UNIT, ZEROS = SCALES + UNITS * 128;
+    constexpr int STAGE = (ZEROS + UNITS * 32 + 1023) / 1024 * 1024, VECTORS = TILES * SUMS / 4;
+    int stages = (int)stages_, thread = (int)threadIdx.x, length = (int)length_;
+    u8* tiles = memory + (-(u64)memory & 1023);
+    u64 *full = (u64*)(tiles + stages * STAGE), *empty = full + STREAM_STAGES;
+    int* place_drawn = (int*)(empty + STREAM_STAGES);
+    int chunks = (int)(depth / CHUNK), chunks_a_group = (int)(group_size / CHUNK);
+    int across = (int)((columns + HERE - 1) / HERE), parts = (chunks + length - 1) / length;
+    int wide = columns < HERE ? (int)columns : HERE;
+    auto left_of = [&](int tile) {  // the last tile reaches back where columns end
+        i64 n = (i64)tile * HERE;
+        return n + wide <= columns ? n : columns - wide;
+    };
+    if (thread == 0) {
+        map_ahead(rows_map);
+        for (int s = 0; s < stages; ++s) {
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, 4 * GROUPS);
+        }
+        barriers_ready();
+        if (!SPLIT) {
+            unsigned drawn = atomicAdd(flags, 1u);
+            if (drawn == (unsigned)blocks - 1) *flags = 0;
+            *place_drawn = (int)drawn;
+        }
+    }
+    if (scales == nullptr)
+        for (int s = 0; s < stages; ++s)
+            for (int at = thread; at < HERE / 2; at += (int)blockDim.x) ((unsigned*)(tiles + s * STAGE + SCALES))[at] = P::ONE;
+    int rank = SPLIT ? block_of_cluster() : 0, sharing = SPLIT ? blocks_of_cluster() : 1;
+    __syncthreads();
+    int block = SPLIT ? (int)blockIdx.x / sharing : *place_drawn;
+    // Steps of 64 k on the run, or this block's parts of its tile.
+    i64 begin_all, end_all;
+    if (SPLIT) {
+        if (block >= across) return;
+        int own = (parts + sharing - 1) / sharing, from = rank * own * length, to = from + own * length;
+        begin_all = (i64)block * chunks + (from < chunks ? from : chunks);
+        end_all = (i64)block * chunks + (to < chunks ? to : chunks);
+    } else {
+        i64 steps = (i64)across * chunks;
+        begin_all = steps * block / blocks, end_all = steps * (block + 1) / blocks;
+    }
+    int tile_first = (int)(begin_all / chunks), tile_last = end_all > begin_all ? (int)((end_all - 1) / chunks) : tile_first - 1;
+    auto begin_of = [&](int tile) { return tile == tile_first ? (int)(begin_all - (i64)tile * chunks) : 0; };
+    auto end_of = [&](int tile) { return tile == tile_last ? (int)(end_all - (i64)tile * chunks) : chunks; };
+    int stage = 0, parity = 0;
+    if (thread < 128) {
+        registers_down<DOWN>();
+        if (thread < 32) {
+            // Lanes 0 to 3 bring words of 16 k each, lane 4 scales, lane 5 zero points, lane 0 rows of `a` as well.
+            bool mine = thread < 4 || (thread == 4 && scales != nullptr) || (thread == 5 && ZEROED);
+            int bytes = thread < 4 ? wide * (2 * BITS) : thread == 4 ? wide * 2 : wide / 2;
+            int to = thread < 4 ? WORDS + thread * UNITS * UNIT : thread == 4 ? SCALES : ZEROS;
+            int expected = ROWS * 128 + wide * (8 * BITS) + (scales != nullptr ? wide * 2 : 0) + (ZEROED ? wide / 2 : 0);
+            i64 step = thread < 4 ? columns * (8 * BITS) : thread == 4 ? columns * 2 : columns / 2;
+            for (int tile = tile_last; tile >= tile_first; --tile) {
+                i64 n = left_of(tile);
+                const char* from = thread < 4 ? (const char*)words + (n + thread * columns) * (2 * BITS)
+                                              : thread == 4 ? (const char*)scales + n * 2 : (const char*)zeros + n / 2;
+                int chunk = begin_of(tile), end = end_of(tile), number = thread < 4 ? chunk : chunk / chunks_a_group;
+                int of_group = chunk - number * chunks_a_group;
+                from += number * step;
+#pragma unroll 1
+                for (; chunk < end; ++chunk) {
+                    barrier_wait(empty + stage, parity ^ 1);
+                    u8* here = tiles + stage * STAGE;
+                    if (thread == 0) {
+                        barrier_expect(full + stage, expected);
+                        load_tile(here, rows_map, full + stage, chunk * 128, 0);
+                    }
+                    lanes_meet();
+                    if (mine) load_bytes(here + to, from, full + stage, bytes);
+                    if (thread < 4) {
+                        from += step;
+                    } else if (++of_group == chunks_a_group) {
+                        of_group = 0;
+                        from += step;
+                    }
+                    if (++stage == stages) stage = 0, parity ^= 1;
+                }
+            }
+            // Those who multiply take one stage more than there are, whatever lies in it.
+            barrier_wait(empty + stage, parity ^ 1);
+            if (thread == 0) barrier_arrive(full + stage);
+        }
+    } else {
+        registers_up<UP>();
+        int own = thread - 128, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
+        int unit = group * TILES + warp * TILES / 4, first = warp * TILES & 3;  // tiles `first` on of 64 columns
+        // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
+        constexpr unsigned KEPT = BITS == 4 ? 0x000f000fu : KIND == F16 ? 0x00ff00ffu : 0x007f007fu;
+        unsigned mask = KEPT + (unsigned)(depth >> 32), scale[TILES][2], minus[TILES][2];
+        float part[TILES][SUMS], total[SPLIT ? 1 : TILES][SUMS];
+#pragma unroll
+        for (int j = 0; j < TILES; ++j) {
+            scale[j][0] = scale[j][1] = P::ONE;
+            minus[j][0] = minus[j][1] = P::MINUS_BASE + (unsigned)zero * 0x10001u;
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i) part[j][i] = 0.0f;
+        }
+        int codes_at = WORDS + unit * UNIT + lane * (4 * BITS) + first * BITS;
+        int scales_at = SCALES + unit * 128 + g * 16 + first * 4, zeros_at = ZEROS + unit * 32 + g * 4;
+        auto release = [&](int from) {
+            lanes_meet();
+            if (lane == 0) barrier_arrive(empty + from);
+        };
+        unsigned raw[4][TILES * BITS / 4], a[2][TILES][4];
+        // The operands of 16 k, each weight rounded as `Group::weights` has it.
+        auto unpack = [&](int s) {
+#pragma unroll
+            for (int j = 0; j < TILES; ++j) {
+                unsigned codes[4];
+                if constexpr (BITS == 4) {
+                    unsigned w = raw[s][j];
+                    codes[0] = w, codes[1] = w >> 8, codes[2] = w >> 4, codes[3] = w >> 12;
+                } else {
+                    unsigned w = raw[s][2 * j], v = raw[s][2 * j + 1];
+                    codes[0] = w, codes[1] = v, codes[2] = w >> 8, codes[3] = v >> 8;
+                }
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    unsigned less = BITS == 8 && KIND == BF16 ? (codes[r] & 0x00800080u) ^ 0xc380c380u : minus[j][r & 1];
+                    a[s & 1][j][r] = fma_pair<KIND>(fma_pair<KIND>((codes[r] & mask) | P::BASE, P::ONE, less),
+                                                    scale[j][r & 1], P::MINUS_ZERO);
+                }
+            }
+        };
+        // What the next 64 k need, as soon as it is there; the operands of the first 16.
+        auto take = [&] {
+            barrier_wait(full + stage, parity);
+            const char* here = (const char*)tiles + stage * STAGE;
+#pragma unroll
+            for (int s = 0; s < 4; ++s) {
+                const char* at = here + codes_at + s * (UNITS * UNIT);
+                if constexpr (TILES * BITS == 4) {
+                    raw[s][0] = word_at(at, 0);
+                } else if constexpr (TILES * BITS == 8) {
+                    const uint2 w = *(const uint2*)at;
+                    raw[s][0] = w.x, raw[s][1] = w.y;
+                } else {
+#pragma unroll
+                    for (int i = 0; i < TILES * BITS / 4; i += 4) {
+                        uint4 w = words_at(at, 4 * i);
+                        raw[s][i] = w.x, raw[s][i + 1] = w.y, raw[s][i + 2] = w.z, raw[s][i + 3] = w.w;
+                    }
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < TILES; ++j) {
+                unsigned both = word_at(here, scales_at + 4 * j);
+                scale[j][0] = pick<0x1010>(both, 0), scale[j][1] = pick<0x3232>(both, 0);
+            }
+            if (ZEROED) {
+                unsigned word = word_at(here, zeros_at);
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h)
+                        minus[j][h] = P::MINUS_BASE + ((word >> 4 * (first + j + 4 * h) & 15u) + (unsigned)zero) * 0x10001u;
+            }
+            unpack(0);
+        };
+        // One step: the products of 64 k; `fresh`: the sums begin. Operands are made while the products before are under
+        // way, none of which is as the loop goes round: the assembler would wait for each of them.
+        auto step = [&](bool fresh) {
+            u64 tokens = tile_of(tiles + stage * STAGE);
+            int own_stage = stage;
+            if (++stage == stages) stage = 0, parity ^= 1;
+#pragma unroll
+            for (int s = 0; s < 4; ++s) {
+                products_begin();
+#pragma unroll
+                for (int j = 0; j < TILES; ++j) multiply_registers<KIND>(part[j], a[s & 1][j], further(tokens, s), s > 0 || !fresh);
+                products_close();
+                products_wait<1>();
+                if (s < 3) unpack(s + 1);
+                else take();
+            }
+            products_wait<0>();
+            release(own_stage);
+        };
+        // Sums of rows 8 e + 2 (lane % 4) and the next, columns g and g + 8 of tile j.
+        auto store_sums = [&](int tile, int j, int e, float4 x) {
+            const float sums[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                int c = (unit * 4 + first + j) * 16 + 8 * h + g;
+                i64 n = left_of(tile) + c;
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    int row = 8 * e + 2 * (lane & 3) + i;
+                    if (row < rows && c < wide)
+                        ((unsigned short*)out)[row * columns + n] =
+                            (unsigned short)pair<KIND>(finished<KIND, BITS>(sums[2 * h + i], n, factors, bias), 0.0f);
+                }
+            }
+        };
+        constexpr int THREADS = 128 * GROUPS;
+        take();
+#pragma unroll 1
+        for (int tile = tile_last; tile >= tile_first; --tile) {
+            int chunk = begin_of(tile), end = end_of(tile), at = chunk % length;
+            if constexpr (!SPLIT) {
+                if (chunk > 0) {
+                    if ((own & 127) == 0) flag_wait(flags + 1 + (block - 1) * GROUPS + group);
+                    group_meets(group);
+                }
+                const float4* from = states + (i64)(block - 1) * (2 * VECTORS * THREADS) + own;
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                    for (int e = 0; e < SUMS / 4; ++e) {
+                        float4 x = {0.0f, 0.0f, 0.0f, 0.0f}, y = {-0.0f, -0.0f, -0.0f, -0.0f};
+                        if (chunk > 0) {
+                            int v = j * (SUMS / 4) + e;
+                            x = sums_of_others(from + v * THREADS);
+                            y = sums_of_others(from + (VECTORS + v) * THREADS);
+                        }
+                        part[j][4 * e] = x.x, part[j][4 * e + 1] = x.y, part[j][4 * e + 2] = x.z, part[j][4 * e + 3] = x.w;
+                        total[j][4 * e] = y.x, total[j][4 * e + 1] = y.y, total[j][4 * e + 2] = y.z, total[j][4 * e + 3] = y.w;
+                    }
+            }
+            while (chunk < end) {
+                int stop = chunk - at + length;
+                stop = stop < end ? stop : end;
+                bool fresh = at == 0;
+#pragma unroll 1
+                for (; chunk < stop; ++chunk) {
+                    step(fresh);
+                    fresh = false;
+                }
+                at = chunk % length;
+                if (at && chunk < chunks) break;
+                at = 0;
+                if constexpr (SPLIT) {
+                    float4* to = states + ((i64)tile * parts + (chunk - 1) / length) * (VECTORS * THREADS) + own;
+#pragma unroll
+                    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                        for (int e = 0; e < SUMS / 4; ++e)
+                            if (8 * e + 2 * (lane & 3) < rows)
+                                to[(j * (SUMS / 4) + e) * THREADS] =
+                                    {part[j][4 * e], part[j][4 * e + 1], part[j][4 * e + 2], part[j][4 * e + 3]};
+                } else {
+#pragma unroll
+                    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                        for (int i = 0; i < SUMS; ++i) total[j][i] += part[j][i];
+                }
+            }
+            if constexpr (!SPLIT) {
+                if (end == chunks) {
+#pragma unroll
+                    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                        for (int e = 0; e < SUMS / 4; ++e)
+                            store_sums(tile, j, e, {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]});
+                } else {
+                    float4* to = states + (i64)block * (2 * VECTORS * THREADS) + own;
+#pragma unroll
+                    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                        for (int e = 0; e < SUMS / 4; ++e) {
+                            int v = j * (SUMS / 4) + e;
+                            to[v * THREADS] = {part[j][4 * e], part[j][4 * e + 1], part[j][4 * e + 2], part[j][4 * e + 3]};
+                            to[(VECTORS + v) * THREADS] = {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]};
+                        }
+                    stores_for_others();
+                    group_meets(group);
+                    if ((own & 127) == 0) flag_up(flags + 1 + block * GROUPS + group);
+                }
+            }
+        }
+        if constexpr (SPLIT) {
+            cluster_meets();
+            const float4* from = states + (i64)block * parts * (VECTORS * THREADS) + own;
+#pragma unroll 1
+            for (int v = rank; v < VECTORS; v += sharing) {
+                int j = v / (SUMS / 4), e = v % (SUMS / 4);
+                if (8 * e + 2 * (lane & 3) < rows) {
+                    float4 x[8];
+#pragma unroll
+                    for (int p = 0; p < 8; ++p)
+                        if (p < parts) x[p] = sums_of_others(from + (p * VECTORS + v) * THREADS);
+#pragma unroll
+                    for (int p = 1; p < 8; ++p)
+                        if (p < parts) x[0].x += x[p].x, x[0].y += x[p].y, x[0].z += x[p].z, x[0].w += x[p].w;
+                    store_sums(block, j, e, x[0]);
+                }
+            }
+            return;
+        }
+    }
+    if (SPLIT) cluster_meets();
+}
+
+// RESIDENT: blocks of a multiprocessor. UP, DOWN: registers of those who multiply and of those who bring.
+#define MARLIN_RUN(NAME, KIND, BITS, ROWS, TILES, GROUPS, ZEROED, RESIDENT, UP, DOWN)                                 \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, RESIDENT) NAME(STREAM_PARAMETERS) {              \
+        marlin_stream<KIND, BITS, ROWS, TILES, GROUPS, false, ZEROED, UP, DOWN>(STREAM_NAMES);                        \
+    }
+#define MARLIN_SPLIT(NAME, KIND, BITS, ROWS, TILES, GROUPS, ZEROED, SHARING, RESIDENT, UP, DOWN)                      \
+    extern "C" __global__ void VT_SHARING(SHARING) __launch_bounds__(128 + 128 * GROUPS, RESIDENT)                    \
+        NAME(STREAM_PARAMETERS) {                                                                                     \
+        marlin_stream<KIND, BITS, ROWS, TILES, GROUPS, true, ZEROED, UP, DOWN>(STREAM_NAMES);                         \
+    }
+#endif
