@@ -18,19 +18,13 @@ MARLIN_LOADED_FORMS(marlin4_f16, F16, 4)
 MARLIN_LOADED_FORMS(marlin8_bf16, BF16, 8)
 MARLIN_LOADED_FORMS(marlin8_f16, F16, 8)
 
-#define MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, ROWS)                                                            \
-    MARLIN_RUN(NAME##_run_##ROWS##_by_256, KIND, BITS, ROWS, 2, 2, ZEROED, 1, 232, 40)                                   \
-    MARLIN_SPLIT(NAME##_split_##ROWS##_by_256, KIND, BITS, ROWS, 2, 2, ZEROED, 8, 1, 232, 40)                            \
-    MARLIN_SPLIT(NAME##_split_##ROWS##_by_512, KIND, BITS, ROWS, 4, 2, ZEROED, 8, 1, 232, 40)
-#define MARLIN_STREAM_FORMS(NAME, KIND, BITS, ZEROED)                                                                 \
-    MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, 8)                                                                   \
-    MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, 16)                                                                  \
-    MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, 32)                                                                  \
-    MARLIN_STREAM_ROWS(NAME, KIND, BITS, ZEROED, 64)
-MARLIN_STREAM_FORMS(marlin4_bf16, BF16, 4, false)
-MARLIN_STREAM_FORMS(marlin4_f16, F16, 4, false)
-MARLIN_STREAM_FORMS(marlin4_zeros_bf16, BF16, 4, true)
-MARLIN_STREAM_FORMS(marlin4_zeros_f16, F16, 4, true)
-MARLIN_STREAM_FORMS(marlin8_bf16, BF16, 8, false)
-MARLIN_STREAM_FORMS(marlin8_f16, F16, 8, false)
+#define MARLIN_STREAMED_CODES(NAME, KIND, BITS, ZEROED)                                                               \
+    typedef StreamedCodes<KIND, BITS, ZEROED> NAME##_codes;                                                           \
+    MARLIN_STREAMED(NAME, NAME##_codes)
+MARLIN_STREAMED_CODES(marlin4_bf16, BF16, 4, false)
+MARLIN_STREAMED_CODES(marlin4_f16, F16, 4, false)
+MARLIN_STREAMED_CODES(marlin4_zeros_bf16, BF16, 4, true)
+MARLIN_STREAMED_CODES(marlin4_zeros_f16, F16, 4, true)
+MARLIN_STREAMED_CODES(marlin8_bf16, BF16, 8, false)
+MARLIN_STREAMED_CODES(marlin8_f16, F16, 8, false)
 #endif

@@ -61,21 +61,69 @@ static inline void stores_for_others() {}
     rows_map, rows, columns, depth, words, scales, zeros, out, group_size, zero, factors, bias, length, stages_,     \
         blocks, states, flags
 
+// Formats: the bytes that a lane has of a tile of 16 columns x 16 k, how many rows of scales 64 k have, and the bytes of
+// such a row, and of zero points, for 64 columns. `Held` is what a lane keeps of scales for the TILES tiles from `first`
+// on: `take` reads it, `operands` makes the left operand of tile j and the 16 k number s of the lane's words.
+template <int KIND_, int BITS_, bool ZEROED> struct StreamedCodes {
+    static constexpr int KIND = KIND_, TILE = BITS_, SCALE_ROWS = 1, SCALE_BYTES = 128, ZERO_BYTES = ZEROED ? 32 : 0;
+    static constexpr unsigned NO_SCALE = Pairs<KIND>::ONE;
+
+    template <int TILES> struct Held {
+        unsigned mask, scale[TILES][2], minus[TILES][2];
+
+        VT_MEMBER void begin(i64 depth, i64 zero) {
+            // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
+            mask = (BITS_ == 4 ? 0x000f000fu : KIND == F16 ? 0x00ff00ffu : 0x007f007fu) + (unsigned)(depth >> 32);
+#pragma unroll
+            for (int j = 0; j < TILES; ++j) minus[j][0] = minus[j][1] = Pairs<KIND>::MINUS_BASE + (unsigned)zero * 0x10001u;
+        }
+        VT_MEMBER void take(const char* scales, int, const char* zeros, int first, int g, i64 zero) {
+#pragma unroll
+            for (int j = 0; j < TILES; ++j) {
+                unsigned both = word_at(scales, g * 16 + (first + j) * 4);
+                scale[j][0] = pick<0x1010>(both, 0), scale[j][1] = pick<0x3232>(both, 0);
+            }
+            if (ZEROED) {
+                unsigned word = word_at(zeros, g * 4);
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h)
+                        minus[j][h] = Pairs<KIND>::MINUS_BASE + ((word >> 4 * (first + j + 4 * h) & 15u) + (unsigned)zero) * 0x10001u;
+            }
+        }
+        // Each weight rounded as `Group::weights` has it.
+        VT_MEMBER void operands(unsigned (&a)[4], const unsigned* words, int, int j, int) const {
+            unsigned w = words[0], codes[4] = {w, w >> 8, w >> 4, w >> 12};
+            if constexpr (BITS_ == 8) codes[1] = words[1], codes[2] = w >> 8, codes[3] = words[1] >> 8;
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                unsigned less = BITS_ == 8 && KIND == BF16 ? (codes[r] & 0x00800080u) ^ 0xc380c380u : minus[j][r & 1];
+                unsigned whole = fma_pair<KIND>((codes[r] & mask) | Pairs<KIND>::BASE, Pairs<KIND>::ONE, less);
+                a[r] = fma_pair<KIND>(whole, scale[j][r & 1], Pairs<KIND>::MINUS_ZERO);
+            }
+        }
+    };
+    static VT_MEMBER float last(float x, i64 n, const void* factors, const void* bias) {
+        return finished<KIND, BITS_>(x, n, factors, bias);
+    }
+};
+
 // ROWS of `a`, GROUPS of four warps with TILES times 64 columns each. length: 64 k of a part, in such steps.
-template <int KIND, int BITS, int ROWS, int TILES, int GROUPS, bool SPLIT, bool ZEROED, int UP, int DOWN>
+template <class W, int ROWS, int TILES, int GROUPS, bool SPLIT, int UP, int DOWN>
 VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                          const void* zeros, void* out, i64 group_size, i64 zero, const void* factors, const void* bias,
                          i64 length_, i64 stages_, i64 blocks, float4* states, unsigned* flags) {
     VT_SHARED(memory);
-    typedef Pairs<KIND> P;
-    constexpr int UNITS = TILES * GROUPS, HERE = UNITS * COLUMNS, UNIT = 128 * BITS, SUMS = ROWS / 2;
-    constexpr int WORDS = ROWS * 128, SCALES = WORDS + 4 * UNITS * UNIT, ZEROS = SCALES + UNITS * 128;
-    constexpr int STAGE = (ZEROS + UNITS * 32 + 1023) / 1024 * 1024, VECTORS = TILES * SUMS / 4;
+    constexpr int KIND = W::KIND, UNITS = TILES * GROUPS, HERE = UNITS * COLUMNS, UNIT = 128 * W::TILE, SUMS = ROWS / 2;
+    constexpr int WORDS = ROWS * 128, SCALES = WORDS + 4 * UNITS * UNIT, SCALE_ROW = UNITS * W::SCALE_BYTES;
+    constexpr int ZEROS = SCALES + W::SCALE_ROWS * SCALE_ROW, VECTORS = TILES * SUMS / 4;
+    constexpr int STAGE = (ZEROS + UNITS * W::ZERO_BYTES + 1023) / 1024 * 1024;
     int stages = (int)stages_, thread = (int)threadIdx.x, length = (int)length_;
     u8* tiles = memory + (-(u64)memory & 1023);
     u64 *full = (u64*)(tiles + stages * STAGE), *empty = full + STREAM_STAGES;
     int* place_drawn = (int*)(empty + STREAM_STAGES);
-    int chunks = (int)(depth / CHUNK), chunks_a_group = (int)(group_size / CHUNK);
+    int chunks = (int)(depth / CHUNK);
     int across = (int)((columns + HERE - 1) / HERE), parts = (chunks + length - 1) / length;
     int wide = columns < HERE ? (int)columns : HERE;
     auto left_of = [&](int tile) {  // the last tile reaches back where columns end
@@ -95,9 +143,10 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
             *place_drawn = (int)drawn;
         }
     }
-    if (scales == nullptr)
-        for (int s = 0; s < stages; ++s)
-            for (int at = thread; at < HERE / 2; at += (int)blockDim.x) ((unsigned*)(tiles + s * STAGE + SCALES))[at] = P::ONE;
+    if constexpr (W::SCALE_ROWS == 1)
+        for (int s = 0; scales == nullptr && s < stages; ++s)
+            for (int at = thread; at < SCALE_ROW / 4; at += (int)blockDim.x)
+                ((unsigned*)(tiles + s * STAGE + SCALES))[at] = W::NO_SCALE;
     int rank = SPLIT ? block_of_cluster() : 0, sharing = SPLIT ? blocks_of_cluster() : 1;
     __syncthreads();
     int block = SPLIT ? (int)blockIdx.x / sharing : *place_drawn;
@@ -119,19 +168,23 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     if (thread < 128) {
         registers_down<DOWN>();
         if (thread < 32) {
-            // Lanes 0 to 3 bring words of 16 k each, lane 4 scales, lane 5 zero points, lane 0 rows of `a` as well.
-            bool mine = thread < 4 || (thread == 4 && scales != nullptr) || (thread == 5 && ZEROED);
-            int bytes = thread < 4 ? wide * (2 * BITS) : thread == 4 ? wide * 2 : wide / 2;
-            int to = thread < 4 ? WORDS + thread * UNITS * UNIT : thread == 4 ? SCALES : ZEROS;
-            int expected = ROWS * 128 + wide * (8 * BITS) + (scales != nullptr ? wide * 2 : 0) + (ZEROED ? wide / 2 : 0);
-            i64 step = thread < 4 ? columns * (8 * BITS) : thread == 4 ? columns * 2 : columns / 2;
+            // Lanes 0 to 3 bring words of 16 k each, lanes 4 to 7 a row of scales, lane 8 zero points, lane 0 rows of `a` too.
+            constexpr int ROW = W::SCALE_BYTES / COLUMNS;  // bytes of a column's scale
+            bool of_words = thread < 4, of_scales = thread >= 4 && thread < 4 + W::SCALE_ROWS && scales != nullptr;
+            bool of_zeros = thread == 8 && W::ZERO_BYTES;
+            int bytes = of_words ? wide * (2 * W::TILE) : of_scales ? wide * ROW : wide / 2;
+            int to = of_words ? WORDS + thread * UNITS * UNIT : of_scales ? SCALES + (thread - 4) * SCALE_ROW : ZEROS;
+            int expected = ROWS * 128 + wide * (8 * W::TILE) + (scales != nullptr ? wide * ROW * W::SCALE_ROWS : 0) +
+                           (W::ZERO_BYTES ? wide / 2 : 0);
+            i64 row_bytes = of_words ? columns * (2 * W::TILE) : of_scales ? columns * ROW : columns / 2;
+            int pace = of_words || W::SCALE_ROWS > 1 ? 1 : (int)(group_size / CHUNK), apart = of_words ? 4 : W::SCALE_ROWS;
             for (int tile = tile_last; tile >= tile_first; --tile) {
                 i64 n = left_of(tile);
-                const char* from = thread < 4 ? (const char*)words + (n + thread * columns) * (2 * BITS)
-                                              : thread == 4 ? (const char*)scales + n * 2 : (const char*)zeros + n / 2;
-                int chunk = begin_of(tile), end = end_of(tile), number = thread < 4 ? chunk : chunk / chunks_a_group;
-                int of_group = chunk - number * chunks_a_group;
-                from += number * step;
+                const char* from = of_words ? (const char*)words + n * (2 * W::TILE) + thread * row_bytes
+                                   : of_scales ? (const char*)scales + n * ROW + (thread - 4) * row_bytes
+                                               : (const char*)zeros + n / 2;
+                int chunk = begin_of(tile), end = end_of(tile), number = chunk / pace, at = chunk - number * pace;
+                from += number * apart * row_bytes;
 #pragma unroll 1
                 for (; chunk < end; ++chunk) {
                     barrier_wait(empty + stage, parity ^ 1);
@@ -141,13 +194,8 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                         load_tile(here, rows_map, full + stage, chunk * 128, 0);
                     }
                     lanes_meet();
-                    if (mine) load_bytes(here + to, from, full + stage, bytes);
-                    if (thread < 4) {
-                        from += step;
-                    } else if (++of_group == chunks_a_group) {
-                        of_group = 0;
-                        from += step;
-                    }
+                    if (of_words || of_scales || of_zeros) load_bytes(here + to, from, full + stage, bytes);
+                    if (++at == pace) at = 0, from += apart * row_bytes;
                     if (++stage == stages) stage = 0, parity ^= 1;
                 }
             }
@@ -159,43 +207,24 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         registers_up<UP>();
         int own = thread - 128, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
         int unit = group * TILES + warp * TILES / 4, first = warp * TILES & 3;  // tiles `first` on of 64 columns
-        // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
-        constexpr unsigned KEPT = BITS == 4 ? 0x000f000fu : KIND == F16 ? 0x00ff00ffu : 0x007f007fu;
-        unsigned mask = KEPT + (unsigned)(depth >> 32), scale[TILES][2], minus[TILES][2];
         float part[TILES][SUMS], total[SPLIT ? 1 : TILES][SUMS];
 #pragma unroll
-        for (int j = 0; j < TILES; ++j) {
-            scale[j][0] = scale[j][1] = P::ONE;
-            minus[j][0] = minus[j][1] = P::MINUS_BASE + (unsigned)zero * 0x10001u;
+        for (int j = 0; j < TILES; ++j)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) part[j][i] = 0.0f;
-        }
-        int codes_at = WORDS + unit * UNIT + lane * (4 * BITS) + first * BITS;
-        int scales_at = SCALES + unit * 128 + g * 16 + first * 4, zeros_at = ZEROS + unit * 32 + g * 4;
+        int codes_at = WORDS + unit * UNIT + lane * (4 * W::TILE) + first * W::TILE;
+        int scales_at = SCALES + unit * W::SCALE_BYTES, zeros_at = ZEROS + unit * W::ZERO_BYTES;
+        typename W::template Held<TILES> held;
+        held.begin(depth, zero);
         auto release = [&](int from) {
             lanes_meet();
             if (lane == 0) barrier_arrive(empty + from);
         };
-        unsigned raw[4][TILES * BITS / 4], a[2][TILES][4];
-        // The operands of 16 k, each weight rounded as `Group::weights` has it.
+        constexpr int TAKEN = TILES * W::TILE / 4;  // words of 16 k
+        unsigned raw[4][TAKEN], a[2][TILES][4];
         auto unpack = [&](int s) {
 #pragma unroll
-            for (int j = 0; j < TILES; ++j) {
-                unsigned codes[4];
-                if constexpr (BITS == 4) {
-                    unsigned w = raw[s][j];
-                    codes[0] = w, codes[1] = w >> 8, codes[2] = w >> 4, codes[3] = w >> 12;
-                } else {
-                    unsigned w = raw[s][2 * j], v = raw[s][2 * j + 1];
-                    codes[0] = w, codes[1] = v, codes[2] = w >> 8, codes[3] = v >> 8;
-                }
-#pragma unroll
-                for (int r = 0; r < 4; ++r) {
-                    unsigned less = BITS == 8 && KIND == BF16 ? (codes[r] & 0x00800080u) ^ 0xc380c380u : minus[j][r & 1];
-                    a[s & 1][j][r] = fma_pair<KIND>(fma_pair<KIND>((codes[r] & mask) | P::BASE, P::ONE, less),
-                                                    scale[j][r & 1], P::MINUS_ZERO);
-                }
-            }
+            for (int j = 0; j < TILES; ++j) held.operands(a[s & 1][j], raw[s] + j * (W::TILE / 4), s, j, first);
         };
         // What the next 64 k need, as soon as it is there; the operands of the first 16.
         auto take = [&] {
@@ -204,32 +233,20 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
 #pragma unroll
             for (int s = 0; s < 4; ++s) {
                 const char* at = here + codes_at + s * (UNITS * UNIT);
-                if constexpr (TILES * BITS == 4) {
+                if constexpr (TAKEN == 1) {
                     raw[s][0] = word_at(at, 0);
-                } else if constexpr (TILES * BITS == 8) {
+                } else if constexpr (TAKEN == 2) {
                     const uint2 w = *(const uint2*)at;
                     raw[s][0] = w.x, raw[s][1] = w.y;
                 } else {
 #pragma unroll
-                    for (int i = 0; i < TILES * BITS / 4; i += 4) {
+                    for (int i = 0; i < TAKEN; i += 4) {
                         uint4 w = words_at(at, 4 * i);
                         raw[s][i] = w.x, raw[s][i + 1] = w.y, raw[s][i + 2] = w.z, raw[s][i + 3] = w.w;
                     }
                 }
             }
-#pragma unroll
-            for (int j = 0; j < TILES; ++j) {
-                unsigned both = word_at(here, scales_at + 4 * j);
-                scale[j][0] = pick<0x1010>(both, 0), scale[j][1] = pick<0x3232>(both, 0);
-            }
-            if (ZEROED) {
-                unsigned word = word_at(here, zeros_at);
-#pragma unroll
-                for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                    for (int h = 0; h < 2; ++h)
-                        minus[j][h] = P::MINUS_BASE + ((word >> 4 * (first + j + 4 * h) & 15u) + (unsigned)zero) * 0x10001u;
-            }
+            held.take(here + scales_at, SCALE_ROW, here + zeros_at, first, g, zero);
             unpack(0);
         };
         // One step: the products of 64 k; `fresh`: the sums begin. Operands are made while the products before are under
@@ -263,7 +280,7 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                     int row = 8 * e + 2 * (lane & 3) + i;
                     if (row < rows && c < wide)
                         ((unsigned short*)out)[row * columns + n] =
-                            (unsigned short)pair<KIND>(finished<KIND, BITS>(sums[2 * h + i], n, factors, bias), 0.0f);
+                            (unsigned short)pair<KIND>(W::last(sums[2 * h + i], n, factors, bias), 0.0f);
                 }
             }
         };
@@ -367,13 +384,22 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
 }
 
 // RESIDENT: blocks of a multiprocessor. UP, DOWN: registers of those who multiply and of those who bring.
-#define MARLIN_RUN(NAME, KIND, BITS, ROWS, TILES, GROUPS, ZEROED, RESIDENT, UP, DOWN)                                 \
+#define MARLIN_RUN(NAME, FORMAT, ROWS, TILES, GROUPS, RESIDENT, UP, DOWN)                                             \
     extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, RESIDENT) NAME(STREAM_PARAMETERS) {              \
-        marlin_stream<KIND, BITS, ROWS, TILES, GROUPS, false, ZEROED, UP, DOWN>(STREAM_NAMES);                        \
+        marlin_stream<FORMAT, ROWS, TILES, GROUPS, false, UP, DOWN>(STREAM_NAMES);                                    \
     }
-#define MARLIN_SPLIT(NAME, KIND, BITS, ROWS, TILES, GROUPS, ZEROED, SHARING, RESIDENT, UP, DOWN)                      \
+#define MARLIN_SPLIT(NAME, FORMAT, ROWS, TILES, GROUPS, SHARING, RESIDENT, UP, DOWN)                                  \
     extern "C" __global__ void VT_SHARING(SHARING) __launch_bounds__(128 + 128 * GROUPS, RESIDENT)                    \
         NAME(STREAM_PARAMETERS) {                                                                                     \
-        marlin_stream<KIND, BITS, ROWS, TILES, GROUPS, true, ZEROED, UP, DOWN>(STREAM_NAMES);                         \
+        marlin_stream<FORMAT, ROWS, TILES, GROUPS, true, UP, DOWN>(STREAM_NAMES);                                     \
     }
+#define MARLIN_STREAMED_ROWS(NAME, FORMAT, ROWS)                                                                      \
+    MARLIN_RUN(NAME##_run_##ROWS##_by_256, FORMAT, ROWS, 2, 2, 1, 232, 40)                                            \
+    MARLIN_SPLIT(NAME##_split_##ROWS##_by_256, FORMAT, ROWS, 2, 2, 8, 1, 232, 40)                                     \
+    MARLIN_SPLIT(NAME##_split_##ROWS##_by_512, FORMAT, ROWS, 4, 2, 8, 1, 232, 40)
+#define MARLIN_STREAMED(NAME, FORMAT)                                                                                 \
+    MARLIN_STREAMED_ROWS(NAME, FORMAT, 8)                                                                             \
+    MARLIN_STREAMED_ROWS(NAME, FORMAT, 16)                                                                            \
+    MARLIN_STREAMED_ROWS(NAME, FORMAT, 32)                                                                            \
+    MARLIN_STREAMED_ROWS(NAME, FORMAT, 64)
 #endif
