@@ -47,7 +47,7 @@ def product(op: str, family: str, a, weights: Streamed, out, length: int) -> Non
     (rows, depth), columns = a.shape, out.shape[1]
     high = next(high for high in _HIGH if rows <= high)
     across = -(-columns // (4 * COLUMNS))
-    run = across >= MULTIPROCESSORS
+    run = across >= MULTIPROCESSORS or depth < PARTS * CHUNK
     units = 4 if run or across * PARTS <= MULTIPROCESSORS else 8
     across = -(-columns // (units * COLUMNS))
     stage = -(-(high * 128 + units * weights.tile) // 1024) * 1024
@@ -55,7 +55,7 @@ def product(op: str, family: str, a, weights: Streamed, out, length: int) -> Non
     stages = min(_STAGES, (SHARED - fixed) // stage)
     size, flags = high * units * COLUMNS * 4, None
     if run:
-        blocks = MULTIPROCESSORS
+        blocks = min(MULTIPROCESSORS, across)
         states = scratch.take("marlin sums", 2 * blocks * size)
         flags = scratch.take("marlin flags", (1 + _GROUPS * blocks) * 4, zero=True)
     else:

@@ -363,18 +363,28 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         if constexpr (SPLIT) {
             cluster_meets();
             const float4* from = states + (i64)block * parts * (VECTORS * THREADS) + own;
+            constexpr int AT_ONCE = VECTORS >= 32 ? 4 : VECTORS >= 16 ? 2 : 1;  // of a block's share, where eight share
 #pragma unroll 1
-            for (int v = rank; v < VECTORS; v += sharing) {
-                int j = v / (SUMS / 4), e = v % (SUMS / 4);
-                if (8 * e + 2 * (lane & 3) < rows) {
-                    float4 x[8];
+            for (int next = rank; next < VECTORS; next += AT_ONCE * sharing) {
+                float4 x[AT_ONCE][8];
 #pragma unroll
-                    for (int p = 0; p < 8; ++p)
-                        if (p < parts) x[p] = sums_of_others(from + (p * VECTORS + v) * THREADS);
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    int v = next + i * sharing;
+                    if (v < VECTORS && 8 * (v % (SUMS / 4)) + 2 * (lane & 3) < rows)
 #pragma unroll
-                    for (int p = 1; p < 8; ++p)
-                        if (p < parts) x[0].x += x[p].x, x[0].y += x[p].y, x[0].z += x[p].z, x[0].w += x[p].w;
-                    store_sums(block, j, e, x[0]);
+                        for (int p = 0; p < 8; ++p)
+                            if (p < parts) x[i][p] = sums_of_others(from + (p * VECTORS + v) * THREADS);
+                }
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    int v = next + i * sharing, j = v / (SUMS / 4), e = v % (SUMS / 4);
+                    if (v < VECTORS && 8 * e + 2 * (lane & 3) < rows) {
+                        float4 sum = x[i][0];
+#pragma unroll
+                        for (int p = 1; p < 8; ++p)
+                            if (p < parts) sum.x += x[i][p].x, sum.y += x[i][p].y, sum.z += x[i][p].z, sum.w += x[i][p].w;
+                        store_sums(block, j, e, sum);
+                    }
                 }
             }
             return;
