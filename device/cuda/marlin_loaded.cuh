@@ -3,8 +3,7 @@
 // them into registers as left operands, while the products of the 64 k before are under way. The copy engine brings rows
 // of `a`, half of them for both blocks of a cluster, beside words, scales and zero points.
 #pragma once
-#include "w4a16.cuh"
-#include "wgmma_registers.cuh"
+#include "marlin_stream.cuh"
 
 #define LOADED_STAGES 12  // at most
 

@@ -7,7 +7,6 @@ W4A16_KERNELS(marlin8_bf16, BF16, MarlinWords<8>)
 W4A16_KERNELS(marlin8_f16, F16, MarlinWords<8>)
 
 #include "marlin_loaded.cuh"
-#include "marlin_stream.cuh"
 
 #if VT_TILES
 #define MARLIN_LOADED_FORMS(NAME, KIND, BITS)                                                                         \

@@ -53,6 +53,21 @@ static inline float4 sums_of_others(const float4* at) { return *at; }
 static inline void stores_for_others() {}
 #endif
 
+// A sum of column n on its way to the result, as `finish` has it.
+template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* factors, const void* bias) {
+    float y[1];
+    if (factors != nullptr) {
+        load(y, factors, single(n), KIND);
+        if (BITS == 4) x = through(x, KIND);
+        x *= y[0];
+    }
+    if (bias != nullptr) {
+        load(y, bias, single(n), KIND);
+        x = through(x, KIND) + y[0];
+    }
+    return x;
+}
+
 #define STREAM_PARAMETERS                                                                                        \
     VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void *words, const void *scales, const void *zeros,     \
         void *out, i64 group_size, i64 zero, const void *factors, const void *bias, i64 length, i64 stages_,         \

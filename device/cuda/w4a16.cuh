@@ -27,8 +27,8 @@
 // Marlin's place of column n's factor or bias among 32.
 VT_FN i64 single(i64 n) { return (n & ~31ll) | (n & 6) << 2 | (n >> 3 & 3) << 1 | (n & 1); }
 
-// A sum of column n by `factors`, one a column, and with `bias`, each step rounded; of 4 bits the sum as well.
-template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* factors, const void* bias) {
+// A sum as it is stored: by `factors`, one a column, and with `bias`, each step rounded; of 4 bits the sum as well.
+template <int KIND, int BITS> VT_FN void finish(void* out, i64 m, i64 n, i64 columns, float x, const void* factors, const void* bias) {
     float y[1];
     if (factors != nullptr) {
         load(y, factors, single(n), KIND);
@@ -38,10 +38,7 @@ template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* f
         load(y, bias, single(n), KIND);
         x = through(x, KIND) + y[0];
     }
-    return x;
-}
-template <int KIND, int BITS> VT_FN void finish(void* out, i64 m, i64 n, i64 columns, float x, const void* factors, const void* bias) {
-    float y[1] = {finished<KIND, BITS>(x, n, factors, bias)};
+    y[0] = x;
     store(out, m * columns + n, y, KIND);
 }
 
