@@ -15,7 +15,7 @@ CHUNK, COLUMNS, PARTS = 64, 64, 8
 SHARED = 227 << 10
 """Bytes of shared memory that the copy engine's stages may take."""
 _HIGH, _STAGES = (8, 16, 32, 64), 20
-_GROUPS = 2
+_GROUPS, _UNITS = 2, 4
 
 
 class Streamed(NamedTuple):
@@ -46,25 +46,23 @@ def product(op: str, family: str, a, weights: Streamed, out, length: int) -> Non
     """out = a by the weights, for up to ROWS rows; `length` chunks of K make a part."""
     (rows, depth), columns = a.shape, out.shape[1]
     high = next(high for high in _HIGH if rows <= high)
-    across = -(-columns // (4 * COLUMNS))
+    across = -(-columns // (_UNITS * COLUMNS))
     run = across >= MULTIPROCESSORS or depth < PARTS * CHUNK
-    units = 4 if run or across * PARTS <= MULTIPROCESSORS else 8
-    across = -(-columns // (units * COLUMNS))
-    stage = -(-(high * 128 + units * weights.tile) // 1024) * 1024
-    fixed = 1024 + (2 * _STAGES + 1) * 8
+    stage = -(-(high * 128 + _UNITS * weights.tile) // 1024) * 1024
+    fixed = 1024 + (2 * _STAGES + 2) * 8
     stages = min(_STAGES, (SHARED - fixed) // stage)
-    size, flags = high * units * COLUMNS * 4, None
+    size, parts = high * _UNITS * COLUMNS * 4, -(-depth // (CHUNK * length))
     if run:
         blocks = min(MULTIPROCESSORS, across)
         states = scratch.take("marlin sums", 2 * blocks * size)
-        flags = scratch.take("marlin flags", (1 + _GROUPS * blocks) * 4, zero=True)
     else:
-        blocks = PARTS * across
-        states = scratch.take("marlin sums", blocks * size)
+        blocks = min(MULTIPROCESSORS, across * parts)
+        states = scratch.take("marlin sums", across * parts * size)
+    flags = scratch.take("marlin run" if run else "marlin split", (1 + _GROUPS * MULTIPROCESSORS) * 4, zero=True)
     rows_map = current().tensor_map(current().pointer(a), 2 * depth, rows, 2 * depth, high)
     args = [
         rows_map, rows, columns, depth, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
         weights.factors, weights.bias, length, stages, blocks, states, flags,
     ]  # fmt: skip
-    name = f"{weights.kernel}_{'run' if run else 'split'}_{high}_by_{units * COLUMNS}"
+    name = f"{weights.kernel}_{'run' if run else 'split'}_{high}"
     start(op, family, name, blocks, (128 + 128 * _GROUPS, 1), args, fixed + stages * stage)

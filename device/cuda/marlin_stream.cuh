@@ -20,12 +20,6 @@
 #if VT_TILES
 
 #ifdef __CUDACC__
-#define VT_SHARING(BLOCKS) __cluster_dims__(BLOCKS, 1, 1)
-VT_FN int blocks_of_cluster() {
-    int count;
-    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(count));
-    return count;
-}
 VT_FN void flag_up(unsigned* flag) { asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory"); }
 // Until the flag is up; it is taken down again.
 VT_FN void flag_wait(unsigned* flag) {
@@ -38,8 +32,6 @@ VT_FN void flag_wait(unsigned* flag) {
 VT_FN float4 sums_of_others(const float4* at) { return __ldcg(at); }
 VT_FN void stores_for_others() { __threadfence(); }
 #else
-#define VT_SHARING(BLOCKS)
-static inline int blocks_of_cluster() { return 1; }
 struct float4 { float x, y, z, w; };
 static inline void flag_up(unsigned* flag) { *flag = 1; }
 static inline void flag_wait(unsigned* flag) {
@@ -125,7 +117,7 @@ template <int KIND_, int BITS_, bool ZEROED> struct StreamedCodes {
 };
 
 // ROWS of `a`, GROUPS of four warps with TILES times 64 columns each. length: 64 k of a part, in such steps.
-template <class W, int ROWS, int TILES, int GROUPS, bool SPLIT, int UP, int DOWN>
+template <class W, int ROWS, int TILES, int GROUPS, bool SPLIT, bool ALONE, int UP, int DOWN>
 VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                          const void* zeros, void* out, i64 group_size, i64 zero, const void* factors, const void* bias,
                          i64 length_, i64 stages_, i64 blocks, float4* states, unsigned* flags) {
@@ -137,7 +129,7 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     int stages = (int)stages_, thread = (int)threadIdx.x, length = (int)length_;
     u8* tiles = memory + (-(u64)memory & 1023);
     u64 *full = (u64*)(tiles + stages * STAGE), *empty = full + STREAM_STAGES;
-    int* place_drawn = (int*)(empty + STREAM_STAGES);
+    int* told = (int*)(empty + STREAM_STAGES);
     int chunks = (int)(depth / CHUNK);
     int across = (int)((columns + HERE - 1) / HERE), parts = (chunks + length - 1) / length;
     int wide = columns < HERE ? (int)columns : HERE;
@@ -155,27 +147,22 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         if (!SPLIT) {
             unsigned drawn = atomicAdd(flags, 1u);
             if (drawn == (unsigned)blocks - 1) *flags = 0;
-            *place_drawn = (int)drawn;
+            *told = (int)drawn;
         }
     }
     if constexpr (W::SCALE_ROWS == 1)
         for (int s = 0; scales == nullptr && s < stages; ++s)
             for (int at = thread; at < SCALE_ROW / 4; at += (int)blockDim.x)
                 ((unsigned*)(tiles + s * STAGE + SCALES))[at] = W::NO_SCALE;
-    int rank = SPLIT ? block_of_cluster() : 0, sharing = SPLIT ? blocks_of_cluster() : 1;
     __syncthreads();
-    int block = SPLIT ? (int)blockIdx.x / sharing : *place_drawn;
-    // Steps of 64 k on the run, or this block's parts of its tile.
-    i64 begin_all, end_all;
-    if (SPLIT) {
-        if (block >= across) return;
-        int own = (parts + sharing - 1) / sharing, from = rank * own * length, to = from + own * length;
-        begin_all = (i64)block * chunks + (from < chunks ? from : chunks);
-        end_all = (i64)block * chunks + (to < chunks ? to : chunks);
-    } else {
-        i64 steps = (i64)across * chunks;
-        begin_all = steps * block / blocks, end_all = steps * (block + 1) / blocks;
-    }
+    int block = SPLIT ? (int)blockIdx.x : *told;
+    // What this block does: steps of 64 k on the run from tile to tile, a share of whole parts where SPLIT.
+    auto share = [&](int number) {
+        if (!SPLIT) return (i64)across * chunks * number / blocks;
+        i64 unit = (i64)across * parts * number / blocks, tile = unit / parts, step = (unit - tile * parts) * length;
+        return tile * chunks + step;
+    };
+    i64 begin_all = share(block), end_all = share(block + 1);
     int tile_first = (int)(begin_all / chunks), tile_last = end_all > begin_all ? (int)((end_all - 1) / chunks) : tile_first - 1;
     auto begin_of = [&](int tile) { return tile == tile_first ? (int)(begin_all - (i64)tile * chunks) : 0; };
     auto end_of = [&](int tile) { return tile == tile_last ? (int)(end_all - (i64)tile * chunks) : chunks; };
@@ -264,23 +251,45 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
             held.take(here + scales_at, SCALE_ROW, here + zeros_at, first, g, zero);
             unpack(0);
         };
-        // One step: the products of 64 k; `fresh`: the sums begin. Operands are made while the products before are under
-        // way, none of which is as the loop goes round: the assembler would wait for each of them.
+        // One step: the products of 64 k; `fresh`: the sums begin.
+        int row_at = (lane & 7) + (ROWS > 8 ? (lane >> 4) * 8 : 0), vector = ROWS > 8 ? lane >> 3 & 1 : lane >> 3;
         auto step = [&](bool fresh) {
-            u64 tokens = tile_of(tiles + stage * STAGE);
+            const u8* here = tiles + stage * STAGE;
             int own_stage = stage;
             if (++stage == stages) stage = 0, parity ^= 1;
+            if constexpr (ALONE) {
+                unsigned b[ROWS > 8 ? ROWS / 16 : 1][4];
 #pragma unroll
-            for (int s = 0; s < 4; ++s) {
-                products_begin();
+                for (int s = 0; s < 4; ++s) {
+                    if (ROWS > 8 || s % 2 == 0)
 #pragma unroll
-                for (int j = 0; j < TILES; ++j) multiply_registers<KIND>(part[j], a[s & 1][j], further(tokens, s), s > 0 || !fresh);
-                products_close();
-                products_wait<1>();
-                if (s < 3) unpack(s + 1);
-                else take();
+                        for (int q = 0; q < (ROWS > 8 ? ROWS / 16 : 1); ++q)
+                            fetch_matrices(b[q], here + place(row_at, 2 * s + vector) + q * 2048);
+#pragma unroll
+                    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                        for (int e = 0; e < ROWS / 8; ++e)
+                            multiply<KIND>(*(float(*)[4])&part[j][4 * e], a[s & 1][j], b[e / 2][ROWS > 8 ? e % 2 * 2 : s % 2 * 2],
+                                           b[e / 2][ROWS > 8 ? e % 2 * 2 + 1 : s % 2 * 2 + 1]);
+                    if (s < 3) unpack(s + 1);
+                    else take();
+                }
+            } else {
+                // Operands are made while the products before are under way, none of which is as the loop goes round: the
+                // assembler would wait for each of them.
+                u64 tokens = tile_of(here);
+#pragma unroll
+                for (int s = 0; s < 4; ++s) {
+                    products_begin();
+#pragma unroll
+                    for (int j = 0; j < TILES; ++j) multiply_registers<KIND>(part[j], a[s & 1][j], further(tokens, s), s > 0 || !fresh);
+                    products_close();
+                    products_wait<1>();
+                    if (s < 3) unpack(s + 1);
+                    else take();
+                }
+                products_wait<0>();
             }
-            products_wait<0>();
             release(own_stage);
         };
         // Sums of rows 8 e + 2 (lane % 4) and the next, columns g and g + 8 of tile j.
@@ -328,6 +337,11 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                 int stop = chunk - at + length;
                 stop = stop < end ? stop : end;
                 bool fresh = at == 0;
+                if (ALONE && fresh)
+#pragma unroll
+                    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                        for (int i = 0; i < SUMS; ++i) part[j][i] = 0.0f;
 #pragma unroll 1
                 for (; chunk < stop; ++chunk) {
                     step(fresh);
@@ -352,79 +366,121 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                         for (int i = 0; i < SUMS; ++i) total[j][i] += part[j][i];
                 }
             }
-            if constexpr (!SPLIT) {
-                if (end == chunks) {
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                        for (int e = 0; e < SUMS / 4; ++e)
-                            store_sums(tile, j, e, {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]});
-                } else {
-                    float4* to = states + (i64)block * (2 * VECTORS * THREADS) + own;
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                        for (int e = 0; e < SUMS / 4; ++e) {
-                            int v = j * (SUMS / 4) + e;
-                            to[v * THREADS] = {part[j][4 * e], part[j][4 * e + 1], part[j][4 * e + 2], part[j][4 * e + 3]};
-                            to[(VECTORS + v) * THREADS] = {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]};
-                        }
+            if constexpr (SPLIT) {
+                if (flags == nullptr) continue;  // another kernel adds up
+                int done = (end + length - 1) / length - (begin_of(tile) + length - 1) / length;
+                stores_for_others();
+                group_meets(group);
+                if ((own & 127) == 0) {
+                    unsigned* count = flags + (i64)tile * GROUPS + group;
+                    bool last = atomicAdd(count, (unsigned)done) + done == (unsigned)parts;
+                    if (last) *count = 0;
+                    told[1 + group] = last;
+                }
+                group_meets(group);
+                if (told[1 + group]) {
                     stores_for_others();
-                    group_meets(group);
-                    if ((own & 127) == 0) flag_up(flags + 1 + block * GROUPS + group);
-                }
-            }
-        }
-        if constexpr (SPLIT) {
-            cluster_meets();
-            const float4* from = states + (i64)block * parts * (VECTORS * THREADS) + own;
-            constexpr int AT_ONCE = VECTORS >= 32 ? 4 : VECTORS >= 16 ? 2 : 1;  // of a block's share, where eight share
+                    const float4* from = states + (i64)tile * parts * (VECTORS * THREADS) + own;
+                    constexpr int AT_ONCE = UP < 200 || TILES * ROWS > 128 ? 1 : VECTORS <= 4 ? VECTORS : 2;
 #pragma unroll 1
-            for (int next = rank; next < VECTORS; next += AT_ONCE * sharing) {
-                float4 x[AT_ONCE][8];
+                    for (int next = 0; next < VECTORS; next += AT_ONCE) {
+                        float4 x[AT_ONCE][8];
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) {
-                    int v = next + i * sharing;
-                    if (v < VECTORS && 8 * (v % (SUMS / 4)) + 2 * (lane & 3) < rows)
+                        for (int i = 0; i < AT_ONCE; ++i)
+                            if (8 * ((next + i) % (SUMS / 4)) + 2 * (lane & 3) < rows)
 #pragma unroll
-                        for (int p = 0; p < 8; ++p)
-                            if (p < parts) x[i][p] = sums_of_others(from + (p * VECTORS + v) * THREADS);
-                }
+                                for (int p = 0; p < 8; ++p)
+                                    if (p < parts) x[i][p] = sums_of_others(from + (p * VECTORS + next + i) * THREADS);
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) {
-                    int v = next + i * sharing, j = v / (SUMS / 4), e = v % (SUMS / 4);
-                    if (v < VECTORS && 8 * e + 2 * (lane & 3) < rows) {
-                        float4 sum = x[i][0];
+                        for (int i = 0; i < AT_ONCE; ++i) {
+                            int j = (next + i) / (SUMS / 4), e = (next + i) % (SUMS / 4);
+                            if (8 * e + 2 * (lane & 3) < rows) {
+                                float4 sum = x[i][0];
 #pragma unroll
-                        for (int p = 1; p < 8; ++p)
-                            if (p < parts) sum.x += x[i][p].x, sum.y += x[i][p].y, sum.z += x[i][p].z, sum.w += x[i][p].w;
-                        store_sums(block, j, e, sum);
+                                for (int p = 1; p < 8; ++p)
+                                    if (p < parts) sum.x += x[i][p].x, sum.y += x[i][p].y, sum.z += x[i][p].z, sum.w += x[i][p].w;
+                                store_sums(tile, j, e, sum);
+                            }
+                        }
                     }
                 }
+            } else if (end == chunks) {
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                    for (int e = 0; e < SUMS / 4; ++e)
+                        store_sums(tile, j, e, {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]});
+            } else {
+                float4* to = states + (i64)block * (2 * VECTORS * THREADS) + own;
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+#pragma unroll
+                    for (int e = 0; e < SUMS / 4; ++e) {
+                        int v = j * (SUMS / 4) + e;
+                        to[v * THREADS] = {part[j][4 * e], part[j][4 * e + 1], part[j][4 * e + 2], part[j][4 * e + 3]};
+                        to[(VECTORS + v) * THREADS] = {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]};
+                    }
+                stores_for_others();
+                group_meets(group);
+                if ((own & 127) == 0) flag_up(flags + 1 + block * GROUPS + group);
             }
-            return;
         }
     }
-    if (SPLIT) cluster_meets();
+}
+
+// Adds up what *_split has left, where no flags count the parts; a block is vector v of a tile, v its number within.
+template <class W, int ROWS, int TILES, int GROUPS>
+VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, const void* factors, const void* bias, void* out) {
+    constexpr int KIND = W::KIND, SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4, THREADS = 128 * GROUPS, HERE = TILES * GROUPS * COLUMNS;
+    int own = (int)threadIdx.x, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2, parts = (int)parts_;
+    int unit = group * TILES + warp * TILES / 4, first = warp * TILES & 3;
+    int tile = (int)blockIdx.x / VECTORS, v = (int)blockIdx.x % VECTORS, j = v / (SUMS / 4), e = v % (SUMS / 4);
+    const float4* from = states + ((i64)tile * parts * VECTORS + v) * THREADS + own;
+    if (8 * e + 2 * (lane & 3) >= rows) return;
+    float4 x[8];
+#pragma unroll
+    for (int p = 0; p < 8; ++p)
+        if (p < parts) x[p] = sums_of_others(from + p * VECTORS * THREADS);
+#pragma unroll
+    for (int p = 1; p < 8; ++p)
+        if (p < parts) x[0].x += x[p].x, x[0].y += x[p].y, x[0].z += x[p].z, x[0].w += x[p].w;
+    int wide = columns < HERE ? (int)columns : HERE;
+    i64 left = (i64)tile * HERE;
+    left = left + wide <= columns ? left : columns - wide;
+    const float sums[4] = {x[0].x, x[0].y, x[0].z, x[0].w};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        int c = (unit * 4 + first + j) * 16 + 8 * h + g;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            int row = 8 * e + 2 * (lane & 3) + i;
+            if (row < rows && c < wide)
+                ((unsigned short*)out)[row * columns + left + c] =
+                    (unsigned short)pair<KIND>(W::last(sums[2 * h + i], left + c, factors, bias), 0.0f);
+        }
+    }
 }
 
 // RESIDENT: blocks of a multiprocessor. UP, DOWN: registers of those who multiply and of those who bring.
-#define MARLIN_RUN(NAME, FORMAT, ROWS, TILES, GROUPS, RESIDENT, UP, DOWN)                                             \
+#define MARLIN_RUN(NAME, FORMAT, ROWS, TILES, GROUPS, ALONE, RESIDENT, UP, DOWN)                                      \
     extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, RESIDENT) NAME(STREAM_PARAMETERS) {              \
-        marlin_stream<FORMAT, ROWS, TILES, GROUPS, false, UP, DOWN>(STREAM_NAMES);                                    \
+        marlin_stream<FORMAT, ROWS, TILES, GROUPS, false, ALONE, UP, DOWN>(STREAM_NAMES);                             \
     }
-#define MARLIN_SPLIT(NAME, FORMAT, ROWS, TILES, GROUPS, SHARING, RESIDENT, UP, DOWN)                                  \
-    extern "C" __global__ void VT_SHARING(SHARING) __launch_bounds__(128 + 128 * GROUPS, RESIDENT)                    \
-        NAME(STREAM_PARAMETERS) {                                                                                     \
-        marlin_stream<FORMAT, ROWS, TILES, GROUPS, true, UP, DOWN>(STREAM_NAMES);                                     \
+#define MARLIN_SPLIT(NAME, FORMAT, ROWS, TILES, GROUPS, ALONE, RESIDENT, UP, DOWN)                                    \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, RESIDENT) NAME(STREAM_PARAMETERS) {              \
+        marlin_stream<FORMAT, ROWS, TILES, GROUPS, true, ALONE, UP, DOWN>(STREAM_NAMES);                              \
     }
-#define MARLIN_STREAMED_ROWS(NAME, FORMAT, ROWS)                                                                      \
-    MARLIN_RUN(NAME##_run_##ROWS##_by_256, FORMAT, ROWS, 2, 2, 1, 232, 40)                                            \
-    MARLIN_SPLIT(NAME##_split_##ROWS##_by_256, FORMAT, ROWS, 2, 2, 8, 1, 232, 40)                                     \
-    MARLIN_SPLIT(NAME##_split_##ROWS##_by_512, FORMAT, ROWS, 4, 2, 8, 1, 232, 40)
+#define MARLIN_JOIN(NAME, FORMAT, ROWS, TILES, GROUPS)                                                                \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS)                                                        \
+        NAME(i64 rows, i64 columns, i64 parts, const float4* states, const void* factors, const void* bias, void* out) { \
+        marlin_join<FORMAT, ROWS, TILES, GROUPS>(rows, columns, parts, states, factors, bias, out);                   \
+    }
+#define MARLIN_STREAMED_ROWS(NAME, FORMAT, ROWS, ALONE)                                                               \
+    MARLIN_RUN(NAME##_run_##ROWS, FORMAT, ROWS, 2, 2, ALONE, 1, 232, 40)                                              \
+    MARLIN_SPLIT(NAME##_split_##ROWS, FORMAT, ROWS, 2, 2, ALONE, 1, 232, 40)
 #define MARLIN_STREAMED(NAME, FORMAT)                                                                                 \
-    MARLIN_STREAMED_ROWS(NAME, FORMAT, 8)                                                                             \
-    MARLIN_STREAMED_ROWS(NAME, FORMAT, 16)                                                                            \
-    MARLIN_STREAMED_ROWS(NAME, FORMAT, 32)                                                                            \
-    MARLIN_STREAMED_ROWS(NAME, FORMAT, 64)
+    MARLIN_STREAMED_ROWS(NAME, FORMAT, 8, true)                                                                       \
+    MARLIN_STREAMED_ROWS(NAME, FORMAT, 16, true)                                                                      \
+    MARLIN_STREAMED_ROWS(NAME, FORMAT, 32, false)                                                                     \
+    MARLIN_STREAMED_ROWS(NAME, FORMAT, 64, false)
 #endif
