@@ -30,7 +30,8 @@ def apply_fp4_marlin_linear(input, weight, weight_scale, weight_global_scale=Non
     kernel = f"marlin_{form}_{'f16' if input.dtype == np.float16 else 'bf16'}"
     words, scales = settled(weight), settled(weight_scale)
     rows = aligned_rows(input)
-    if target.size and rows.shape[0] <= marlin_stream.ROWS and marlin_stream.on_hopper():
+    run = marlin_stream.runs(shape[1], input.shape[1])
+    if target.size and (0 if run else marlin_stream.FEW) < shape[0] <= marlin_stream.ROWS and marlin_stream.on_hopper():
         tile = marlin_stream.CHUNK * marlin_stream.COLUMNS // 2 + marlin_stream.CHUNK * marlin_stream.COLUMNS // group
         streamed = marlin_stream.Streamed(kernel, tile, words, scales, factors=weight_global_scale, bias=bias)
         length = chains_of(input.shape[1])[0] * (CHUNK // marlin_stream.CHUNK)

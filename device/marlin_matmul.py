@@ -10,7 +10,7 @@ from .codes import settled
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, start, vectors
 from .runtime import current
-from .w4a16 import CHUNK, COLUMNS, NAMES, Weights, aligned, fits, product
+from .w4a16 import CHUNK, COLUMNS, FEW, NAMES, Weights, aligned, chains_of, fits, product
 
 judged_by_norm("marlin_gemm")
 
@@ -25,6 +25,12 @@ def loads(weights: Weights) -> bool:
     return marlin_stream.on_hopper() and whole
 
 
+def length_of(weights: Weights, columns: int, depth: int) -> int:
+    """Chunks of a part of K: with 4 bits of `w4a16`'s chains, whose kernels take few rows, where tiles do not run."""
+    chained = weights.bits == 4 and not marlin_stream.runs(columns, depth)
+    return chains_of(depth)[0] if chained else marlin_stream.length_of(depth)
+
+
 def streamed_product(op: str, a, weights: Weights, out) -> None:
     """out = a by the weights through cuda/marlin_stream.cuh."""
     form = f"{weights.kernel}{'' if weights.zeros is None else '_zeros'}_{NAMES[kind(a)]}"
@@ -33,7 +39,8 @@ def streamed_product(op: str, a, weights: Weights, out) -> None:
         form, tile, weights.words, weights.scales, weights.zeros, weights.group, weights.zero, weights.factors,
         weights.bias,
     )  # fmt: skip
-    marlin_stream.product(op, "marlin_matmul", a, streamed, out, marlin_stream.length_of(a.shape[1]))
+    length = length_of(weights, out.shape[1], a.shape[1])
+    marlin_stream.product(op, "marlin_matmul", a, streamed, out, length)
 
 
 def loaded_product(op: str, a, weights: Weights, out) -> None:
@@ -48,7 +55,7 @@ def loaded_product(op: str, a, weights: Weights, out) -> None:
     rows_map = current().tensor_map(current().pointer(a), 2 * depth, rows, 2 * depth, _HIGH // 2)
     args = [
         rows_map, rows, columns, depth, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
-        weights.factors, weights.bias, marlin_stream.length_of(depth), int(vectors(columns, (out, columns))), stages,
+        weights.factors, weights.bias, length_of(weights, columns, depth), int(vectors(columns, (out, columns))), stages,
     ]  # fmt: skip
     name = f"{weights.kernel}_{NAMES[kind(a)]}_loaded_{_HIGH}_by_{groups * COLUMNS}"
     start(op, "marlin_matmul", name, _CLUSTER * pairs, (128 + 128 * groups, 1), args, fixed + stages * stage)
@@ -70,7 +77,8 @@ def marlin_gemm(a, b_q_weight, b_scales, b_zeros=None, b_bias=None, perm=None, *
     left = aligned(op, a, perm)
     if not rows:
         return target
-    if loads(weights):
+    few = rows <= FEW and known.bits == 4 and not marlin_stream.runs(columns, depth)
+    if loads(weights) and not few:
         (streamed_product if rows <= marlin_stream.ROWS else loaded_product)(op, left, weights, target)
     else:
         product(op, "marlin_matmul", left, weights, target)

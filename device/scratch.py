@@ -45,9 +45,9 @@ class Scratch:
                 if key in self._captured:
                     self._retired.append(block)
                     self._captured.discard(key)
-                block = self._blocks[key] = runtime.empty((max(size, 256),), np.uint8)
-                if zero:
-                    runtime.zero(block)
+                shape = (max(size, 256),)
+                block = runtime.send(np.zeros(shape, np.uint8)) if zero else runtime.empty(shape, np.uint8)
+                self._blocks[key] = block
             if capturing:
                 self._captured.add(key)
             return block

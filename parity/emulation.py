@@ -142,9 +142,6 @@ class EmulatedRuntime:
         array[...] = host
         return array
 
-    def zero(self, array) -> None:
-        array[...] = 0
-
     def wait(self) -> None:
         """Launches have run when `launch` returns."""
 

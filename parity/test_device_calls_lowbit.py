@@ -80,16 +80,20 @@ def test_how_the_work_is_dealt_out_changes_no_byte(device, settings, monkeypatch
 @pytest.mark.parametrize("M", [3, 40])
 @pytest.mark.parametrize("quant_type", ["uint4", "uint8b128"])
 def test_how_marlins_tiles_are_dealt_out_changes_no_byte(device, quant_type, M, monkeypatch):
-    """A cluster a tile, or so many shares of a run that cuts lie within tiles and within their parts."""
+    """In so many shares that they end within tiles, and within their parts."""
     k, n, bits = 1152, 1088, 8 if quant_type == "uint8b128" else 4
     call = {"a": draw((M, k), "bfloat16", 1), "b_q_weight": words(k // 16, n * bits // 2), "quant_type": quant_type,
             "b_scales": scales(9, n, "bfloat16")} | ({"b_zeros": words(9, n // 8)} if bits == 4 else {})  # fmt: skip
-    want = device.fetch(device.call("marlin_gemm", sent(device, call)))
-    assert_nmse(want, oracle.marlin_gemm(**call), 2.0**-16)
-    for multiprocessors in (1, 3, 4, 5):
-        monkeypatch.setattr(marlin_stream, "MULTIPROCESSORS", multiprocessors)
-        for _ in range(2):  # what a run leaves behind serves the next
-            assert_bytes(device.fetch(device.call("marlin_gemm", sent(device, call))), want, f"{multiprocessors}")
+    truth = oracle.marlin_gemm(**call)
+    for run in (132, 1):
+        monkeypatch.setattr(marlin_stream, "_RUN", run)
+        monkeypatch.setattr(marlin_stream, "MULTIPROCESSORS", 132)
+        want = device.fetch(device.call("marlin_gemm", sent(device, call)))
+        assert_nmse(want, truth, 2.0**-16)
+        for multiprocessors in (1, 3, 4, 5):
+            monkeypatch.setattr(marlin_stream, "MULTIPROCESSORS", multiprocessors)
+            for _ in range(2):  # what a call leaves behind serves the next
+                assert_bytes(device.fetch(device.call("marlin_gemm", sent(device, call))), want, f"{multiprocessors}")
 
 
 def test_little_shared_memory_deals_chains_out(monkeypatch):

@@ -26,4 +26,6 @@ MARLIN_STREAMED_CODES(marlin4_zeros_bf16, BF16, 4, true)
 MARLIN_STREAMED_CODES(marlin4_zeros_f16, F16, 4, true)
 MARLIN_STREAMED_CODES(marlin8_bf16, BF16, 8, false)
 MARLIN_STREAMED_CODES(marlin8_f16, F16, 8, false)
+MARLIN_FEW(marlin8_bf16, marlin8_bf16_codes)
+MARLIN_FEW(marlin8_f16, marlin8_f16_codes)
 #endif

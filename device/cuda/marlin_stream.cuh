@@ -3,19 +3,21 @@
 // the products of the 16 k before are under way. The copy engine brings words, scales and zero points in runs as long as
 // the block is broad, beside the rows of `a`, many stages ahead.
 //
-// K is cut into at most eight parts of whole 64 k, by K alone: a part is summed by tensor cores from its first k to its
-// last, part sums are added in float32 from the first on, however the work is spread:
+// A part of K, as long as the launcher says, is summed by tensor cores from its first k to its last; part sums are added
+// in float32 from the first on, however the work is spread:
 // 1. *_run: many columns. Tiles follow each other in one run of 64 k after 64 k, of which each block has an equal share.
 //    Where a share ends within a tile, its sums wait in memory for the block that goes on. A block begins with the tile
 //    that it leaves unfinished and ends with the one that it takes over, so that nobody waits long. Its place in the run
 //    is drawn from a counter: the share before belongs to a block that runs already.
-// 2. *_split: few columns. The blocks of a cluster share a tile's parts, leave their sums in memory, and each adds up its
-//    share of them.
+// 2. *_split: few columns. Blocks have equal shares of all tiles' parts and leave each one's sums in memory; up to 16
+//    rows who is the last at a tile adds up, else *_join does.
+// Up to 16 rows (ALONE) a warp multiplies by itself: wgmma would take as long for few rows as for 64.
 #pragma once
 #include "w4a16.cuh"
 #include "wgmma_registers.cuh"
 
 #define STREAM_STAGES 20  // at most
+#define STREAM_PARTS 16  // of K, at most; 8 where rows are up to 16
 
 #if VT_TILES
 
@@ -367,7 +369,7 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                 }
             }
             if constexpr (SPLIT) {
-                if (flags == nullptr) continue;  // another kernel adds up
+                if constexpr (ROWS > 16) continue;  // *_join adds up
                 int done = (end + length - 1) / length - (begin_of(tile) + length - 1) / length;
                 stores_for_others();
                 group_meets(group);
@@ -381,7 +383,7 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                 if (told[1 + group]) {
                     stores_for_others();
                     const float4* from = states + (i64)tile * parts * (VECTORS * THREADS) + own;
-                    constexpr int AT_ONCE = UP < 200 || TILES * ROWS > 128 ? 1 : VECTORS <= 4 ? VECTORS : 2;
+                    constexpr int AT_ONCE = TILES > 2 ? 1 : 2;
 #pragma unroll 1
                     for (int next = 0; next < VECTORS; next += AT_ONCE) {
                         float4 x[AT_ONCE][8];
@@ -390,7 +392,7 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                             if (8 * ((next + i) % (SUMS / 4)) + 2 * (lane & 3) < rows)
 #pragma unroll
                                 for (int p = 0; p < 8; ++p)
-                                    if (p < parts) x[i][p] = sums_of_others(from + (p * VECTORS + next + i) * THREADS);
+                                    if (p < parts) x[i][p] = sums_of_others(from + (i64)(p * VECTORS + next + i) * THREADS);
 #pragma unroll
                         for (int i = 0; i < AT_ONCE; ++i) {
                             int j = (next + i) / (SUMS / 4), e = (next + i) % (SUMS / 4);
@@ -428,7 +430,7 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     }
 }
 
-// Adds up what *_split has left, where no flags count the parts; a block is vector v of a tile, v its number within.
+// Adds up what *_split leaves of more than 16 rows; a block is a vector of each thread's sums of a tile.
 template <class W, int ROWS, int TILES, int GROUPS>
 VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, const void* factors, const void* bias, void* out) {
     constexpr int KIND = W::KIND, SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4, THREADS = 128 * GROUPS, HERE = TILES * GROUPS * COLUMNS;
@@ -437,12 +439,12 @@ VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, 
     int tile = (int)blockIdx.x / VECTORS, v = (int)blockIdx.x % VECTORS, j = v / (SUMS / 4), e = v % (SUMS / 4);
     const float4* from = states + ((i64)tile * parts * VECTORS + v) * THREADS + own;
     if (8 * e + 2 * (lane & 3) >= rows) return;
-    float4 x[8];
+    float4 x[STREAM_PARTS];
 #pragma unroll
-    for (int p = 0; p < 8; ++p)
-        if (p < parts) x[p] = sums_of_others(from + p * VECTORS * THREADS);
+    for (int p = 0; p < STREAM_PARTS; ++p)
+        if (p < parts) x[p] = sums_of_others(from + (i64)p * VECTORS * THREADS);
 #pragma unroll
-    for (int p = 1; p < 8; ++p)
+    for (int p = 1; p < STREAM_PARTS; ++p)
         if (p < parts) x[0].x += x[p].x, x[0].y += x[p].y, x[0].z += x[p].z, x[0].w += x[p].w;
     int wide = columns < HERE ? (int)columns : HERE;
     i64 left = (i64)tile * HERE;
@@ -475,12 +477,16 @@ VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, 
         NAME(i64 rows, i64 columns, i64 parts, const float4* states, const void* factors, const void* bias, void* out) { \
         marlin_join<FORMAT, ROWS, TILES, GROUPS>(rows, columns, parts, states, factors, bias, out);                   \
     }
-#define MARLIN_STREAMED_ROWS(NAME, FORMAT, ROWS, ALONE)                                                               \
-    MARLIN_RUN(NAME##_run_##ROWS, FORMAT, ROWS, 2, 2, ALONE, 1, 232, 40)                                              \
-    MARLIN_SPLIT(NAME##_split_##ROWS, FORMAT, ROWS, 2, 2, ALONE, 1, 232, 40)
+#define MARLIN_MANY(NAME, FORMAT, ROWS)                                                                               \
+    MARLIN_RUN(NAME##_run_##ROWS, FORMAT, ROWS, 2, 2, false, 1, 232, 40)                                              \
+    MARLIN_SPLIT(NAME##_split_##ROWS, FORMAT, ROWS, 2, 2, false, 1, 232, 40)                                          \
+    MARLIN_JOIN(NAME##_join_##ROWS, FORMAT, ROWS, 2, 2)
 #define MARLIN_STREAMED(NAME, FORMAT)                                                                                 \
-    MARLIN_STREAMED_ROWS(NAME, FORMAT, 8, true)                                                                       \
-    MARLIN_STREAMED_ROWS(NAME, FORMAT, 16, true)                                                                      \
-    MARLIN_STREAMED_ROWS(NAME, FORMAT, 32, false)                                                                     \
-    MARLIN_STREAMED_ROWS(NAME, FORMAT, 64, false)
+    MARLIN_RUN(NAME##_run_8, FORMAT, 8, 2, 2, true, 1, 232, 40)                                                       \
+    MARLIN_RUN(NAME##_run_16, FORMAT, 16, 2, 2, true, 1, 232, 40)                                                     \
+    MARLIN_MANY(NAME, FORMAT, 32)                                                                                     \
+    MARLIN_MANY(NAME, FORMAT, 64)
+#define MARLIN_FEW(NAME, FORMAT)                                                                                      \
+    MARLIN_SPLIT(NAME##_split_8, FORMAT, 8, 4, 1, true, 2, 216, 40)                                                   \
+    MARLIN_SPLIT(NAME##_split_16, FORMAT, 16, 4, 1, true, 2, 216, 40)
 #endif
