@@ -6,8 +6,9 @@ import numpy as np
 
 from vtlab.ops import providers
 
+from . import marlin_stream
 from .codes import settled, spread
-from .fp4_product import Weights, aligned_rows, product
+from .fp4_product import CHUNK, Weights, aligned_rows, chains_of, product
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, start
 from .scratch import scratch
@@ -28,8 +29,16 @@ def apply_fp4_marlin_linear(input, weight, weight_scale, weight_global_scale=Non
     form, group = ("nvfp4", 16) if weight_global_scale is not None else ("mxfp4", 32)
     kernel = f"marlin_{form}_{'f16' if input.dtype == np.float16 else 'bf16'}"
     words, scales = settled(weight), settled(weight_scale)
+    rows = aligned_rows(input)
+    run = marlin_stream.runs(shape[1], input.shape[1])
+    if target.size and (0 if run else marlin_stream.FEW) < shape[0] <= marlin_stream.ROWS and marlin_stream.on_hopper():
+        tile = marlin_stream.CHUNK * marlin_stream.COLUMNS // 2 + marlin_stream.CHUNK * marlin_stream.COLUMNS // group
+        streamed = marlin_stream.Streamed(kernel, tile, words, scales, factors=weight_global_scale, bias=bias)
+        length = chains_of(input.shape[1])[0] * (CHUNK // marlin_stream.CHUNK)
+        marlin_stream.product(op, _FAMILY, rows, streamed, target, length)
+        return target
     weights = Weights(kernel, words, scales, group, factor=weight_global_scale, bias=bias)
-    product(op, _FAMILY, aligned_rows(input), weights, target)
+    product(op, _FAMILY, rows, weights, target)
     return target
 
 

@@ -27,8 +27,10 @@ class Scratch:
         self._retired: list[object] = []
         self._lock = threading.Lock()
 
-    def take(self, slot: str, size: int, runtime: Runtime | None = None):
+    def take(self, slot: str, size: int, runtime: Runtime | None = None, *, zero: bool = False):
         """A uint8 array of at least `size` bytes with undefined contents, valid until the slot's next `take`.
+
+        zero : a block is zero when it is made: for kernels that leave it so.
 
         Raises DeviceError where a capture is under way and the block would have to grow: call once before capturing.
         """
@@ -43,7 +45,9 @@ class Scratch:
                 if key in self._captured:
                     self._retired.append(block)
                     self._captured.discard(key)
-                block = self._blocks[key] = runtime.empty((max(size, 256),), np.uint8)
+                shape = (max(size, 256),)
+                block = runtime.send(np.zeros(shape, np.uint8)) if zero else runtime.empty(shape, np.uint8)
+                self._blocks[key] = block
             if capturing:
                 self._captured.add(key)
             return block

@@ -46,6 +46,8 @@ def _alone(M: int, N: int, K: int, tiled=True, every=False, x: str = "bfloat16",
 EDGES: dict[str, list[dict]] = {
     "apply_fp4_marlin_linear": [
         *(_marlin(M, 128, 64, kind) for M in (1, 17) for kind in ("bfloat16", "float16")),
+        *(_marlin(M, K, 320, kind, group) for M in (3, 12, 24, 40) for K in (128, 640)
+          for kind, group in (("bfloat16", 16), ("float16", 16), ("bfloat16", 32))),
         _marlin(9, 1152, 64), _marlin(70, 576, 128, "float16", bias="float16"), _marlin(5, 192, 128, bias="bfloat16"),
         *(_marlin(M, K, N, group=32) for M, K, N in ((16, 64, 128), (70, 640, 64), (3, 1152, 192))),
         _marlin(66, 128, 192, group=32, bias="bfloat16"), _marlin(0, 128, 64),

@@ -17,6 +17,9 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "scales as they lie": ("two[0] = q.x & 0x00ff00ffu, two[1] = q.x >> 8",
                                "two[1] = q.x & 0x00ff00ffu, two[0] = q.x >> 8"),
         "the global scale of bfloat16": ("KIND == BF16 ? 0x1p-119f : 0x1p-7f", "0x1p-119f"),
+        "scales of the first tiles": ("(first / 2 + i) * 4", "i * 4"),
+        "one scale for 64 k": ("s % EVERY == 0", "s == 0"),
+        "k for columns": ("words[0], 8 * (r & 1) + 4 * (r >> 1)", "words[0], 4 * (r & 1) + 8 * (r >> 1)"),
         "columns for k": ("raw[i], 8 * (r & 1) + 4 * (r >> 1)", "raw[i], 4 * (r & 1) + 8 * (r >> 1)"),
     },
 }  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vtlab import oracle
-from vtlab.device import runtime, w4a16
+from vtlab.device import marlin_stream, runtime, w4a16
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes, assert_nmse
@@ -44,6 +44,8 @@ CALLS = {
         "quant_type": "uint4b8",
     },
 }  # fmt: skip
+SMALL_GROUPS = {"b_scales": scales(72, N, "bfloat16")}
+"""Groups that no tile of Hopper's copy engine has: they stay with the kernels of other GPUs."""
 WIDE = [("marlin_gemm", "bfloat16"), ("gptq_gemm", "float16"), ("machete_mm", "bfloat16")]
 
 
@@ -68,11 +70,30 @@ def test_a_row_has_its_bytes_in_any_batch(device, op, kind):
 
 @pytest.mark.parametrize("settings", [{"_BLOCKS": 0}, {"_BLOCKS": 1 << 20}, {"_MANY_WARPS": 4}, {"FEW": 0}], ids=str)
 def test_how_the_work_is_dealt_out_changes_no_byte(device, settings, monkeypatch):
-    call = CALLS["marlin_gemm"](9, "bfloat16")
+    call = CALLS["marlin_gemm"](9, "bfloat16") | SMALL_GROUPS
     want = device.fetch(device.call("marlin_gemm", sent(device, call)))
     for name, value in settings.items():
         monkeypatch.setattr(w4a16, name, value)
     assert_bytes(device.fetch(device.call("marlin_gemm", sent(device, call))), want)
+
+
+@pytest.mark.parametrize("M", [3, 40])
+@pytest.mark.parametrize("quant_type", ["uint4", "uint8b128"])
+def test_how_marlins_tiles_are_dealt_out_changes_no_byte(device, quant_type, M, monkeypatch):
+    """In so many shares that they end within tiles, and within their parts."""
+    k, n, bits = 1152, 1088, 8 if quant_type == "uint8b128" else 4
+    call = {"a": draw((M, k), "bfloat16", 1), "b_q_weight": words(k // 16, n * bits // 2), "quant_type": quant_type,
+            "b_scales": scales(9, n, "bfloat16")} | ({"b_zeros": words(9, n // 8)} if bits == 4 else {})  # fmt: skip
+    truth = oracle.marlin_gemm(**call)
+    for run in (132, 1):
+        monkeypatch.setattr(marlin_stream, "_RUN", run)
+        monkeypatch.setattr(marlin_stream, "MULTIPROCESSORS", 132)
+        want = device.fetch(device.call("marlin_gemm", sent(device, call)))
+        assert_nmse(want, truth, 2.0**-16)
+        for multiprocessors in (1, 3, 4, 5):
+            monkeypatch.setattr(marlin_stream, "MULTIPROCESSORS", multiprocessors)
+            for _ in range(2):  # what a call leaves behind serves the next
+                assert_bytes(device.fetch(device.call("marlin_gemm", sent(device, call))), want, f"{multiprocessors}")
 
 
 def test_little_shared_memory_deals_chains_out(monkeypatch):
@@ -80,7 +101,7 @@ def test_little_shared_memory_deals_chains_out(monkeypatch):
     small = EmulatedRuntime()
     small.shared_memory = lambda: 99 << 10
     for M in (9, 20):
-        call = CALLS["marlin_gemm"](M, "bfloat16")
+        call = CALLS["marlin_gemm"](M, "bfloat16") | SMALL_GROUPS
         assert_bytes(Emulated(small).call("marlin_gemm", call), Emulated().call("marlin_gemm", call))
 
 

@@ -206,6 +206,20 @@ template <int KIND_, int SCALE> struct MarlinCodes {
     }
 };
 
+// A sum of column n on its way to the result, with `bias`, which is in Marlin's order.
+template <int KIND, int SCALE> VT_FN float fp4_finished(float x, i64 n, const float* factor, const void* bias) {
+    // Two powers of two that are no part of any scale: the sums', and of the factor, as Marlin lifts it.
+    constexpr float UP = SCALE == E4M3 || SCALE == S0E5M3 ? (KIND == BF16 ? 0x1p8f : 0x1p7f) : 1.0f;
+    constexpr float DOWN = SCALE != S0E5M3 ? 1.0f : KIND == BF16 ? 0x1p-119f : 0x1p-7f;
+    x = x * UP * (SCALE == E4M3_ROUNDED || factor == nullptr ? 1.0f : factor[0] * DOWN);
+    if (bias != nullptr) {
+        float y[1];
+        load(y, bias, (n & ~31ll) | (n & 6) << 2 | (n >> 3 & 3) << 1 | (n & 1), KIND);
+        x = through(x, KIND) + y[0];
+    }
+    return x;
+}
+
 // EIGHTS: rows of `a` in eights, of which `held` are copied; `across` warps side by side, teams of them on other chains.
 template <class W, int EIGHTS, int STAGES> VT_FN void fp4_product(FP4_PARAMETERS) {
     VT_SHARED(memory);
@@ -319,24 +333,13 @@ template <class W, int EIGHTS, int STAGES> VT_FN void fp4_product(FP4_PARAMETERS
     }
     copies_wait<0>();
     __syncthreads();
-    // Two powers of two that are no part of any scale: the sums', and of the factor, as Marlin lifts it.
-    constexpr float UP = SCALE == E4M3 || SCALE == S0E5M3 ? (KIND == BF16 ? 0x1p8f : 0x1p7f) : 1.0f;
-    constexpr float DOWN = SCALE != S0E5M3 ? 1.0f : KIND == BF16 ? 0x1p-119f : 0x1p-7f;
-    float last = SCALE == E4M3_ROUNDED || factor == nullptr ? 1.0f : factor[0] * DOWN;
     int wide = strips * COLUMNS, high = rows - top < EIGHTS * 8 ? (int)(rows - top) : EIGHTS * 8;
     for (int at = threadIdx.x; at < high * wide; at += blockDim.x) {
         int m = at / wide, c = at % wide, within = c % COLUMNS;
         if (left + c >= columns) continue;
         int number = (m >> 3) * 16 + (within >> 4) * 4 + (within >> 3 & 1) * 2 + (m & 1);
         float x = ((float*)memory)[c / COLUMNS * OWN_SUMS + number * 32 + (within & 7) * 4 + (m >> 1 & 3)];
-        x = x * UP * last;
-        if (bias != nullptr) {  // in Marlin's order
-            float y[1];
-            i64 at_column = left + c;
-            load(y, bias, (at_column & ~31ll) | (at_column & 6) << 2 | (at_column >> 3 & 3) << 1 | (at_column & 1), KIND);
-            x = through(x, KIND) + y[0];
-        }
-        const float one[1] = {x};
+        const float one[1] = {fp4_finished<KIND, SCALE>(x, left + c, factor, bias)};
         store(out, (top + m) * columns + left + c, one, (int)kind);
     }
 }

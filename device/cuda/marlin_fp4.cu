@@ -12,6 +12,17 @@ FP4_KERNELS(marlin_nvfp4_bf16, NvBf16)
 FP4_KERNELS(marlin_nvfp4_f16, NvF16)
 FP4_KERNELS(marlin_mxfp4_bf16, MxBf16)
 
+#include "marlin_stream_fp4.cuh"
+
+#if VT_TILES
+typedef StreamedFp4<BF16, S0E5M3> StreamedNvBf16;
+typedef StreamedFp4<F16, S0E5M3> StreamedNvF16;
+typedef StreamedFp4<BF16, E8M0> StreamedMxBf16;
+MARLIN_STREAMED(marlin_nvfp4_bf16, StreamedNvBf16)
+MARLIN_STREAMED(marlin_nvfp4_f16, StreamedNvF16)
+MARLIN_STREAMED(marlin_mxfp4_bf16, StreamedMxBf16)
+#endif
+
 VT_FN float element(const void* x, i64 at, i64 kind) {
     float one[1];
     load(one, x, at, (int)kind);
