@@ -152,6 +152,7 @@ EDGES: dict[str, list[dict]] = {
           for M, K in ((130, 136), (40, 264), (3, 5)) for how in ("bits", "log2")),
         *(_tiles({"M": 128, "K": K, "weight": np.tile(np.arange(256, dtype=np.uint8), (128, 1))[:, :K]})
           for K in (256, 250)),
+        _tiles({"M": 131, "K": 272}),
         *(_tiles({"M": 9, "K": 40}, high, wide) for high, wide in ((1, 40), (4, 7))), _tiles({"M": 0, "K": 8}),
     ],
     "transform_sf_layout": [
@@ -209,6 +210,7 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (3,), "K": K, "x": kind}
           for K, kind in zip((1, 2, 4, 8, 16, 32, 128, 512, 1024, 2048, 4096, 32768), 4 * _KINDS)),
         *({"...": (300,), "K": K, "x": "bfloat16"} for K in (16, 32, 64)),
+        *({"...": (3,), "K": 1 << power, "x": kind} for power in range(5, 16) for kind in ("bfloat16", "float16")),
         {"...": (5,), "K": 256, "x": "float32"}, {"...": (0,), "K": 64}, {"...": (), "K": 8192, "x": "bfloat16"},
     ],
     "fused_quantize_mx": [

@@ -13,8 +13,11 @@
 // 1. A thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory four
 //    elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one
 //    of their own, are no help, and the products, not the bytes, take the time.
+#include "e2m1_steps.cuh"
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
+#include "rotation.cuh"
+#include "transform.cuh"
 
 #define DEPTH 4  // vectors a thread of mx_bf16_deep, device/mxfp4.py
 #define BLOCK 32
@@ -104,13 +107,6 @@ extern "C" __global__ void __launch_bounds__(256) mx_bf16_deep(MX_PARAMETERS) {
     }
 }
 
-VT_FN unsigned parity_of(unsigned bits) {
-    bits ^= bits >> 16;
-    bits ^= bits >> 8;
-    bits ^= bits >> 4;
-    return 0x6996u >> (bits & 15u) & 1u;
-}
-
 // Sylvester's matrix of 1 << log2n columns, eight elements a thread (fewer where a row has fewer); unit: the bits of
 // n^-0.5 in bfloat16; wide: 16-byte stores.
 extern "C" __global__ void __launch_bounds__(256) hadamard_matrix(i64 log2n, i64 count, i64 unit, unsigned short* out,
@@ -124,14 +120,8 @@ extern "C" __global__ void __launch_bounds__(256) hadamard_matrix(i64 log2n, i64
         }
         return;
     }
-    unsigned row = (unsigned)(first >> log2n), column = (unsigned)(first & ((1ll << log2n) - 1)), w[4];
-    unsigned sign = parity_of(row & column);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        unsigned low = sign ^ (i & 1 ? row >> 1 & 1u : 0u) ^ (i & 2 ? row >> 2 & 1u : 0u);
-        w[i] = ((unsigned)unit | low << 15) | ((unsigned)unit | (low ^ (row & 1u)) << 15) << 16;
-    }
-    *(uint4*)(out + first) = {w[0], w[1], w[2], w[3]};
+    unsigned row = (unsigned)(first >> log2n), column = (unsigned)(first & ((1ll << log2n) - 1));
+    *(uint4*)(out + first) = sylvester_word(row, column, (unsigned)unit);
 }
 
 // Rows of 1 to 16 elements, one a thread.
@@ -243,73 +233,146 @@ VT_FN void transform(i64 rows, int log2n, int threads, const void* x, int kind, 
         VT_ASSUME(ASSUMED);                                                                                            \
         transform(rows, (int)log2n, (int)threads, x, (int)kind, out, factor, (float*)memory);                          \
     }
-TRANSFORM(transform_16, (int)kind != F32)
 TRANSFORM(transform_32, (int)kind == F32)
 
-#define ROTATED 4096  // sums of 128 threads, device/mxfp4.py
+#define TRANSFORM_ROWS(LOG, PART, NAME, KIND)                                                                          \
+    extern "C" __global__ void __launch_bounds__(Transform<LOG, PART, KIND>::THREADS, RESIDENT_ROWS(LOG, PART))        \
+        transform_##NAME##_##LOG(i64 rows, i64 blocks, const uint4* x, uint4* out, float factor) {                     \
+        VT_SHARED(memory);                                                                                             \
+        Transform<LOG, PART, KIND>::run(rows, blocks, x, out, factor, memory);                                         \
+    }
+#define TRANSFORMS_ROWS(LOG, PART)                                                                                     \
+    TRANSFORM_ROWS(LOG, PART, bf16, BF16)                                                                              \
+    TRANSFORM_ROWS(LOG, PART, f16, F16)
+#ifndef PART_OF_12
+#define PART_OF_12 5
+#endif
+#ifndef RESIDENT_ROWS
+#define RESIDENT_ROWS(LOG, PART) ((LOG) < 12 ? 8 : (PART) == 5 ? 7 : (LOG) < 14 ? 4 : (LOG) == 14 ? 2 : 1)
+#endif
+TRANSFORMS_ROWS(10, 5)
+TRANSFORMS_ROWS(11, 5)
+TRANSFORMS_ROWS(12, PART_OF_12)
+TRANSFORMS_ROWS(13, 6)
+TRANSFORMS_ROWS(14, 6)
+TRANSFORMS_ROWS(15, 6)
+
+#define TRANSFORM_LANES(NAME, KIND)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(128, 8) transform_##NAME##_lanes(                                     \
+        i64 count, i64 log2n, i64 blocks, const uint4* x, uint4* out, float factor) {                                  \
+        __shared__ uint4 memory[512];                                                                                  \
+        transform_in_lanes<KIND>(count, (int)log2n, blocks, x, out, factor, memory);                                   \
+    }
+TRANSFORM_LANES(bf16, BF16)
+TRANSFORM_LANES(f16, F16)
+
+#define ROTATED 2048  // sums of 128 threads by any matrix
 #define CHAIN 16      // products of a chain of the mirror's order
+#define HALF 8        // of them whose factors wait in registers
 #define PITCH 36      // between blocks of 32 sums in shared memory: eight lanes that read four each are in different banks
 
-enum { QUEST = 0, ABS_MAX = 1 };  // device/mxfp4.py: METHODS
+enum { QUEST = 0, ABS_MAX = 1 };
 
-// A block's sums as MXFP4: the byte of its scale, and codes in w.
-VT_FN unsigned mx_of_sums(unsigned (&w)[4], const float (&y)[BLOCK], int method) {
+// The byte of a block's scale out of its 32 sums from FIRST on.
+template <int METHOD, int FIRST, int N> VT_FN unsigned mx_scale(const float (&y)[N]) {
     float statistic;
-    if (method == ABS_MAX) {
+    if (METHOD == ABS_MAX) {
         unsigned top = 0;
 #pragma unroll
-        for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[j]) & 0x7fffffffu);
+        for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[FIRST + j]) & 0x7fffffffu);
         statistic = vt_float((int)top) + TINY;
     } else {
         float sum = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int j = 0; j < BLOCK; ++j) {
-            sum += y[j];
-            squares += y[j] * y[j];
+            sum += y[FIRST + j];
+            squares += y[FIRST + j] * y[FIRST + j];
         }
         float mean = sum / 32.0f, variance = squares / 32.0f - mean * mean;
         float deviation = variance < 0.0f ? 1.0f : sqrtf(variance);
         statistic = deviation * vt_float(0x3ef96285)  /* float32(2.92247856 / 6) */ + TINY;
     }
-    unsigned byte = (unsigned)vt_bits(statistic) >> 23 & 0xffu;
-    float factor = byte == 255u ? VT_NAN : mx_factor(byte), v[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = method == ABS_MAX ? y[8 * i + j] * 3.0f : y[8 * i + j];
-        w[i] = mx_word(v, factor, false);
-    }
-    return byte;
+    return (unsigned)vt_bits(statistic) >> 23 & 0xffu;
 }
 
-// The sums from FIRST on as NVFP4: the code of the scale of 16, and theirs in two words.
-template <int FIRST> VT_FN unsigned nv_of_sums(unsigned (&w)[4], const float (&y)[BLOCK], float global) {
-    float size = 0.0f, back = global == 0.0f ? 0.0f : 1.0f / global, v[8];
+VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide) {
+    if (wide && count == 4) *(uint4*)out = {w[0], w[1], w[2], w[3]};
+    else if (wide) *(uint2*)out = {w[0], w[1]};
+    else
 #pragma unroll
-    for (int j = 0; j < 16; ++j) size = fmaxf(size, vt_abs(y[FIRST + j]));
-    unsigned code = e4m3_code(global * (size * vt_float(0x3e2aaaab)));
-    float step = e4m3_value(code) * back, factor = step == 0.0f ? 0.0f : 1.0f / step;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = y[FIRST + 8 * i + j];
-        w[FIRST / 8 + i] = mx_word(v, factor, false);
-    }
-    return code;
+        for (int i = 0; i < 4; ++i)
+            if (i < count) put_bytes(out + 4 * i, w[i]);
 }
+
+// Sums from FIRST on as MXFP4: element `at` and those that follow it. A product with 3 is below 6 times the scale.
+template <int METHOD> struct ToMx {
+    unsigned char *out, *scales;
+    bool wide;
+
+    template <int FIRST, int N> VT_MEMBER void thirty_two(i64 at, const float (&y)[N], int) const {
+        const unsigned byte = mx_scale<METHOD, FIRST>(y);
+        float one = vt_float((int)(byte << 23)), z[BLOCK];
+        unsigned w[4];
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j) z[j] = y[FIRST + j];
+        if (byte - 1u >= 252u) {  // away from the ends of the exponents
+            one = byte == 0 ? 0x1p-126f : vt_float((int)(byte - 8u << 23));
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j) z[j] *= byte == 0 ? 2.0f : 0x1p-8f;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float v[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[j] = METHOD == ABS_MAX ? z[8 * i + j] * 3.0f : z[8 * i + j];
+            w[i] = e2m1_steps<METHOD == ABS_MAX>(v, one);
+            if (byte == 255u) w[i] = 0x77777777u;
+        }
+        scales[at / BLOCK] = (unsigned char)byte;
+        put_words(out + at / 2, w, 4, wide);
+    }
+};
+
+// As NVFP4, in halves of 16 of which the second may be missing.
+struct ToNv {
+    unsigned char *out, *scales;
+    bool wide;
+    float global, back;
+
+    template <int FIRST, int N> VT_MEMBER void sixteen(unsigned* w, i64 at, const float (&y)[N]) const {
+        float size = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) size = fmaxf(size, vt_abs(y[FIRST + j]));
+        const unsigned code = e4m3_code(global * (size * vt_float(0x3e2aaaab)));
+        const float step = e4m3_value(code) * back, factor = step == 0.0f ? 0.0f : 1.0f / step;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float v[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[j] = a_number(y[FIRST + 8 * i + j] * factor);
+            w[i] = e2m1_steps<false>(v, 1.0f);
+        }
+        scales[at / 16] = (unsigned char)code;
+    }
+    template <int FIRST, int N> VT_MEMBER void thirty_two(i64 at, const float (&y)[N], int left) const {
+        unsigned w[4];
+        sixteen<FIRST>(w, at, y);
+        if (left > 16) sixteen<FIRST + 16>(w + 2, at + 16, y);
+        put_words(out + at / 2, w, left > 16 ? 4 : 2, wide);
+    }
+};
 
 VT_FN void four_of(float (&v)[4], const uint4& bits) {
     v[0] = vt_float((int)bits.x), v[1] = vt_float((int)bits.y);
     v[2] = vt_float((int)bits.z), v[3] = vt_float((int)bits.w);
 }
 
-// ROTATED elements of x, contiguous, as vectors of R: each times h. Thread (q, g) has columns 4 q ... 4 q + 3 of vectors
-// g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in different banks.
-template <int R, class F>
-VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, F&& quantise) {
+// ROTATED elements of x from `base` on, contiguous, as vectors of R: each times h, whatever it holds. Thread (q, g) has
+// columns 4 q ... 4 q + 3 of vectors g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in
+// different banks.
+template <int R, class TO>
+VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short* x, const uint2* h, i64 aligned, const TO& to) {
     constexpr int QUADS = R / 4, GROUPS = 128 / QUADS, STEP = R + 4, VECTORS = ROTATED / R, OWN = VECTORS / GROUPS;
-    __shared__ uint4 words[(VECTORS * STEP > 128 * PITCH ? VECTORS * STEP : 128 * PITCH) / 4];
-    i64 base = (i64)blockIdx.x * ROTATED;
     int left = count - base < ROTATED ? (int)(count - base) : ROTATED, thread = (int)threadIdx.x;
     for (int n = thread; n < ROTATED / 8; n += 128) {
         float v[8] = {};
@@ -323,31 +386,36 @@ VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligne
     }
     __syncthreads();
     int quad = thread % QUADS, group = thread / QUADS;
-    float total[OWN][4] = {};
+    float total[OWN][4] = {}, sum[OWN][4];
 #pragma unroll 1
-    for (int chain = 0; chain < R / CHAIN; ++chain) {
-        float by[CHAIN][4];
+    for (int k = 0; k < R; k += HALF) {
+        if (k % CHAIN == 0)
 #pragma unroll
-        for (int k = 0; k < CHAIN; ++k) {
-            const uint2 four = h[(chain * CHAIN + k) * QUADS + quad];
-            by[k][0] = widen_bf16(four.x & 0xffffu), by[k][1] = widen_bf16(four.x >> 16);
-            by[k][2] = widen_bf16(four.y & 0xffffu), by[k][3] = widen_bf16(four.y >> 16);
+            for (int m = 0; m < OWN; ++m)
+#pragma unroll
+                for (int c = 0; c < 4; ++c) sum[m][c] = 0.0f;
+        float by[HALF][4];
+#pragma unroll
+        for (int i = 0; i < HALF; ++i) {
+            const uint2 four = h[(k + i) * QUADS + quad];
+            by[i][0] = widen_bf16(four.x & 0xffffu), by[i][1] = widen_bf16(four.x >> 16);
+            by[i][2] = widen_bf16(four.y & 0xffffu), by[i][3] = widen_bf16(four.y >> 16);
         }
 #pragma unroll
         for (int m = 0; m < OWN; ++m) {
-            const uint4* row = words + ((m * GROUPS + group) * STEP + chain * CHAIN) / 4;
-            float sum[4] = {};
+            const uint4* row = words + ((m * GROUPS + group) * STEP + k) / 4;
 #pragma unroll
-            for (int k = 0; k < CHAIN; k += 4) {
+            for (int i = 0; i < HALF; i += 4) {
                 float four[4];
-                four_of(four, row[k / 4]);
+                four_of(four, row[i / 4]);
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
+                for (int j = 0; j < 4; ++j)
 #pragma unroll
-                    for (int c = 0; c < 4; ++c) sum[c] = vt_fma(four[i], by[k + i][c], sum[c]);
+                    for (int c = 0; c < 4; ++c) sum[m][c] = vt_fma(four[j], by[i + j][c], sum[m][c]);
             }
+            if (k % CHAIN + HALF == CHAIN)
 #pragma unroll
-            for (int c = 0; c < 4; ++c) total[m][c] += sum[c];
+                for (int c = 0; c < 4; ++c) total[m][c] += sum[m][c];
         }
     }
     __syncthreads();
@@ -358,48 +426,95 @@ VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligne
                                                       (unsigned)vt_bits(total[m][2]), (unsigned)vt_bits(total[m][3])};
     }
     __syncthreads();
-    if (thread * 32 >= left) return;
-    float y[BLOCK];
+    if (thread * 32 < left) {
+        float y[BLOCK];
 #pragma unroll
-    for (int i = 0; i < BLOCK / 4; ++i) {
-        float four[4];
-        four_of(four, words[thread * (PITCH / 4) + i]);
+        for (int i = 0; i < BLOCK / 4; ++i) {
+            float four[4];
+            four_of(four, words[thread * (PITCH / 4) + i]);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) y[4 * i + j] = four[j];
+            for (int j = 0; j < 4; ++j) y[4 * i + j] = four[j];
+        }
+        to.template thirty_two<0>(base + thread * 32, y, left - thread * 32);
     }
-    quantise(base / 32 + thread, y, left - thread * 32);
+    __syncthreads();
 }
 
-VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide) {
-    if (wide && count == 4) *(uint4*)out = {w[0], w[1], w[2], w[3]};
-    else
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (i < count) put_bytes(out + 4 * i, w[i]);
+#ifndef STAGED
+#define STAGED(R) ((R) >= 32)  // vectors through shared memory, so that a warp's loads are of neighbours
+#endif
+#ifndef RESIDENT
+#define RESIDENT(R) ((R) == 128 ? 3 : 5)
+#endif
+
+VT_FN i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+
+template <int R, int FROM, class TO> VT_FN void put_vector(i64 at, const float (&y)[R], const TO& to) {
+    if constexpr (R == 16) {
+        unsigned w[2];
+        to.template sixteen<0>(w, at, y);
+        put_words(to.out + at / 2, w, 2, true);
+    } else {
+        to.template thirty_two<FROM>(at + FROM, y, 32);
+        if constexpr (FROM + 32 < R) put_vector<R, FROM + 32>(at, y, to);
+    }
+}
+
+// Vectors of all of x, 32 a warp at a time, a thread each; `blocks`: of the grid.
+template <int R, class TO>
+VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, i64 blocks, const TO& to) {
+    constexpr int STEP = R + 4, P = R / 8, ANY = (ROTATED / R * STEP > 128 * PITCH ? ROTATED / R * STEP : 128 * PITCH) / 4;
+    constexpr int PIECES = STAGED(R) ? 128 * P : 0;
+    __shared__ uint4 memory[PIECES > ANY ? PIECES : ANY];
+    if (!aligned || !to.wide || !is_sylvester<R>((const uint4*)h, (unsigned*)memory)) {
+        for (i64 base = (i64)blockIdx.x * ROTATED; base < count; base += blocks * ROTATED)
+            rotate_by_any<R>(memory, base, count, x, h, aligned, to);
+        return;
+    }
+    const float c = widen_bf16(h[0].x & 0xffffu);
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const i64 vectors = count / R;
+    uint4* mine = memory + warp * 32 * P;
+    const i64 next = blocks * 128;
+    i64 first = ((i64)blockIdx.x * 4 + warp) * 32;
+    if (STAGED(R) && first < vectors) send_for_vectors<R>(mine, (const uint4*)x + first * P, (int)smaller(vectors - first, 32));
+    for (; first < vectors; first += next) {
+        float y[R];
+        if (STAGED(R)) {
+            copies_arrive();
+            warp_meets();
+            rotate_vector<R>(y, c, [&](int i) { return mine[place_of_piece<P>(lane * P + i)]; });
+            warp_meets();
+            const i64 then = first + next;  // on its way while this one is made codes of
+            if (then < vectors) send_for_vectors<R>(mine, (const uint4*)x + then * P, (int)smaller(vectors - then, 32));
+        } else {
+            const uint4* own = (const uint4*)x + (first + lane) * P;
+            rotate_vector<R>(y, c, [&](int i) { return first + lane < vectors ? own[i] : uint4{}; });
+        }
+        if (first + lane < vectors) put_vector<R, 0>((first + lane) * R, y, to);
+    }
 }
 
 #define ROTATE_PARAMETERS                                                                                              \
-    i64 count, const unsigned short *x, const uint2 *h, unsigned char *out, unsigned char *scales, i64 aligned, i64 wide
-#define ROTATE_MX(R)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128, 3) rotate_mx_##R(ROTATE_PARAMETERS, i64 method) {                \
-        rotate<R>(count, x, h, aligned, [&](i64 block, const float(&y)[BLOCK], int) {                                  \
-            unsigned w[4];                                                                                             \
-            scales[block] = (unsigned char)mx_of_sums(w, y, (int)method);                                              \
-            put_words(out + block * 16, w, 4, wide != 0);                                                              \
-        });                                                                                                            \
+    i64 count, const unsigned short *x, const uint2 *h, unsigned char *out, unsigned char *scales, i64 aligned,        \
+        i64 wide, i64 blocks
+#define ROTATE_MX(NAME, METHOD, R)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(128, RESIDENT(R)) NAME##_##R(ROTATE_PARAMETERS) {                     \
+        rotate<R>(count, x, h, aligned, blocks, ToMx<METHOD>{out, scales, wide != 0});                                 \
     }
 #define ROTATE_NV(R)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128, 3) rotate_nv_##R(ROTATE_PARAMETERS, const float* global) {       \
-        rotate<R>(count, x, h, aligned, [&](i64 block, const float(&y)[BLOCK], int left) {                             \
-            unsigned w[4];                                                                                             \
-            scales[2 * block] = (unsigned char)nv_of_sums<0>(w, y, global[0]);                                         \
-            if (left > 16) scales[2 * block + 1] = (unsigned char)nv_of_sums<16>(w, y, global[0]);                     \
-            put_words(out + block * 16, w, left > 16 ? 4 : 2, wide != 0);                                              \
-        });                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(128, RESIDENT(R)) rotate_nv_##R(ROTATE_PARAMETERS,                    \
+                                                                                 const float* global) {                \
+        const float factor = global[0];                                                                                \
+        rotate<R>(count, x, h, aligned, blocks,                                                                        \
+                  ToNv{out, scales, wide != 0, factor, factor == 0.0f ? 0.0f : 1.0f / factor});                        \
     }
-ROTATE_MX(32)
-ROTATE_MX(64)
-ROTATE_MX(128)
+ROTATE_MX(rotate_quest, QUEST, 32)
+ROTATE_MX(rotate_quest, QUEST, 64)
+ROTATE_MX(rotate_quest, QUEST, 128)
+ROTATE_MX(rotate_abs_max, ABS_MAX, 32)
+ROTATE_MX(rotate_abs_max, ABS_MAX, 64)
+ROTATE_MX(rotate_abs_max, ABS_MAX, 128)
 ROTATE_NV(16)
 ROTATE_NV(32)
 ROTATE_NV(64)
