@@ -18,6 +18,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
                                "two[1] = q.x & 0x00ff00ffu, two[0] = q.x >> 8"),
         "the global scale of bfloat16": ("KIND == BF16 ? 0x1p-119f : 0x1p-7f", "0x1p-119f"),
         "columns for k": ("raw[i], 8 * (r & 1) + 4 * (r >> 1)", "raw[i], 4 * (r & 1) + 8 * (r >> 1)"),
+        "the first part's largest": ("for (i64 at = threadIdx.x; at < parts; at += 256)",
+                                     "for (i64 at = threadIdx.x; at < 1; at += 256)"),
     },
 }  # fmt: skip
 """Family: name of the wrong: (text that stands once in the sources, what stands there instead)."""

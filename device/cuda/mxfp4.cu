@@ -304,7 +304,7 @@ VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide
             if (i < count) put_bytes(out + 4 * i, w[i]);
 }
 
-// Sums from FIRST on as MXFP4: element `at` and those that follow it. A product with 3 is below 6 times the scale.
+// Sums from FIRST on as MXFP4: element `at` and those that follow it. A product with 3 is at most 6 times the scale.
 template <int METHOD> struct ToMx {
     unsigned char *out, *scales;
     bool wide;
@@ -314,17 +314,18 @@ template <int METHOD> struct ToMx {
         float one = vt_float((int)(byte << 23)), z[BLOCK];
         unsigned w[4];
 #pragma unroll
-        for (int j = 0; j < BLOCK; ++j) z[j] = y[FIRST + j];
-        if (byte - 1u >= 252u) {  // away from the ends of the exponents
+        for (int j = 0; j < BLOCK; ++j) z[j] = METHOD == ABS_MAX ? y[FIRST + j] * 3.0f : y[FIRST + j];
+        if (byte - 1u >= 252u) {  // away from the ends of the exponents, where a product with 3 may be infinite
             one = byte == 0 ? 0x1p-126f : vt_float((int)(byte - 8u << 23));
 #pragma unroll
-            for (int j = 0; j < BLOCK; ++j) z[j] *= byte == 0 ? 2.0f : 0x1p-8f;
+            for (int j = 0; j < BLOCK; ++j)
+                z[j] = fmaxf(fminf(z[j] * (byte == 0 ? 2.0f : 0x1p-8f), 6.0f * one), -6.0f * one);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float v[8];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) v[j] = METHOD == ABS_MAX ? z[8 * i + j] * 3.0f : z[8 * i + j];
+            for (int j = 0; j < 8; ++j) v[j] = z[8 * i + j];
             w[i] = e2m1_steps<METHOD == ABS_MAX>(v, one);
             if (byte == 255u) w[i] = 0x77777777u;
         }
