@@ -18,8 +18,8 @@ from .runtime import current
 BYTES, BFLOAT16 = np.dtype(np.uint8), np.dtype(ml_dtypes.bfloat16)
 _FAMILY = "mxfp4"
 _BLOCK, _NV_BLOCK, _DEPTH = 32, 16, 4
-_VECTORS, _RESIDENT = 128, {16: 5, 32: 5, 64: 5, 128: 3}
-"""Vectors that a block rotates at a time, one a thread, and blocks of a multiprocessor by a vector's size."""
+_RESIDENT = 6
+"""Blocks of a multiprocessor that rotate vectors; their 128 threads have a run of up to 32 elements at a time."""
 _HELD, _THREADS, _MOST_THREADS = 32, 128, 256
 """Elements of a transform's row that a thread holds, threads of a block of several rows, and of a long one."""
 _LANES_RESIDENT, _RUN = 8, 4096
@@ -106,9 +106,9 @@ def _transform_rows(op: str, x, rows: int, width: int, out, factor) -> None:
 def _rotated(op: str, form: str, x, h, codes, scale, *more) -> None:
     """Fill codes and scales with those of x times h, R neighbours at a time."""
     size = h.shape[0]
-    blocks = min(-(-x.size // (_VECTORS * size)), _RESIDENT[size] * MULTIPROCESSORS)
+    blocks = min(-(-x.size // (_THREADS * min(size, _HELD))), _RESIDENT * MULTIPROCESSORS)
     args = [x.size, x, settled(h), codes, scale, int(_at(x, 16)), int(_at(codes, 16)), blocks, *more]
-    start(op, _FAMILY, f"rotate_{form}_{size}", blocks, (_VECTORS, 1), args)
+    start(op, _FAMILY, f"rotate_{form}_{size}", blocks, (_THREADS, 1), args)
 
 
 @providers.provider("fused_quantize_mx", "cuda", PROVIDER)

@@ -268,25 +268,25 @@ TRANSFORM_LANES(f16, F16)
 
 #define ROTATED 2048  // sums of 128 threads by any matrix
 #define CHAIN 16      // products of a chain of the mirror's order
-#define HALF 8        // of them whose factors wait in registers
+#define HALF 4        // of them whose factors wait in registers
 #define PITCH 36      // between blocks of 32 sums in shared memory: eight lanes that read four each are in different banks
 
 enum { QUEST = 0, ABS_MAX = 1 };
 
-// The byte of a block's scale out of its 32 sums from FIRST on.
-template <int METHOD, int FIRST, int N> VT_FN unsigned mx_scale(const float (&y)[N]) {
+// The byte of a block's scale out of its 32 sums.
+template <int METHOD> VT_FN unsigned mx_scale(const float (&y)[BLOCK]) {
     float statistic;
     if (METHOD == ABS_MAX) {
         unsigned top = 0;
 #pragma unroll
-        for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[FIRST + j]) & 0x7fffffffu);
+        for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[j]) & 0x7fffffffu);
         statistic = vt_float((int)top) + TINY;
     } else {
         float sum = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int j = 0; j < BLOCK; ++j) {
-            sum += y[FIRST + j];
-            squares += y[FIRST + j] * y[FIRST + j];
+            sum += y[j];
+            squares += y[j] * y[j];
         }
         float mean = sum / 32.0f, variance = squares / 32.0f - mean * mean;
         float deviation = variance < 0.0f ? 1.0f : sqrtf(variance);
@@ -304,17 +304,17 @@ VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide
             if (i < count) put_bytes(out + 4 * i, w[i]);
 }
 
-// Sums from FIRST on as MXFP4: element `at` and those that follow it. A product with 3 is at most 6 times the scale.
+// 32 sums as MXFP4, those of element `at` and the next. A product with 3 is at most 6 times the scale.
 template <int METHOD> struct ToMx {
     unsigned char *out, *scales;
     bool wide;
 
-    template <int FIRST, int N> VT_MEMBER void thirty_two(i64 at, const float (&y)[N], int) const {
-        const unsigned byte = mx_scale<METHOD, FIRST>(y);
+    VT_MEMBER void put_run(i64 at, const float (&y)[BLOCK], int) const {
+        const unsigned byte = mx_scale<METHOD>(y);
         float one = vt_float((int)(byte << 23)), z[BLOCK];
         unsigned w[4];
 #pragma unroll
-        for (int j = 0; j < BLOCK; ++j) z[j] = METHOD == ABS_MAX ? y[FIRST + j] * 3.0f : y[FIRST + j];
+        for (int j = 0; j < BLOCK; ++j) z[j] = METHOD == ABS_MAX ? y[j] * 3.0f : y[j];
         if (byte - 1u >= 252u) {  // away from the ends of the exponents, where a product with 3 may be infinite
             one = byte == 0 ? 0x1p-126f : vt_float((int)(byte - 8u << 23));
 #pragma unroll
@@ -355,18 +355,14 @@ struct ToNv {
         }
         scales[at / 16] = (unsigned char)code;
     }
-    template <int FIRST, int N> VT_MEMBER void thirty_two(i64 at, const float (&y)[N], int left) const {
+    template <int N> VT_MEMBER void put_run(i64 at, const float (&y)[N], int left) const {
         unsigned w[4];
-        sixteen<FIRST>(w, at, y);
-        if (left > 16) sixteen<FIRST + 16>(w + 2, at + 16, y);
-        put_words(out + at / 2, w, left > 16 ? 4 : 2, wide);
+        sixteen<0>(w, at, y);
+        if constexpr (N > 16)
+            if (left > 16) sixteen<16>(w + 2, at + 16, y);
+        put_words(out + at / 2, w, N > 16 && left > 16 ? 4 : 2, wide);
     }
 };
-
-VT_FN void four_of(float (&v)[4], const uint4& bits) {
-    v[0] = vt_float((int)bits.x), v[1] = vt_float((int)bits.y);
-    v[2] = vt_float((int)bits.z), v[3] = vt_float((int)bits.w);
-}
 
 // ROTATED elements of x from `base` on, contiguous, as vectors of R: each times h, whatever it holds. Thread (q, g) has
 // columns 4 q ... 4 q + 3 of vectors g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in
@@ -408,7 +404,7 @@ VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short
 #pragma unroll
             for (int i = 0; i < HALF; i += 4) {
                 float four[4];
-                four_of(four, row[i / 4]);
+                four_floats(four, 0, row[i / 4]);
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -423,50 +419,30 @@ VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short
 #pragma unroll
     for (int m = 0; m < OWN; ++m) {
         int at = (m * GROUPS + group) * R + 4 * quad;
-        words[((at >> 5) * PITCH + (at & 31)) / 4] = {(unsigned)vt_bits(total[m][0]), (unsigned)vt_bits(total[m][1]),
-                                                      (unsigned)vt_bits(total[m][2]), (unsigned)vt_bits(total[m][3])};
+        words[((at >> 5) * PITCH + (at & 31)) / 4] = four_bits(total[m], 0);
     }
     __syncthreads();
     if (thread * 32 < left) {
         float y[BLOCK];
 #pragma unroll
-        for (int i = 0; i < BLOCK / 4; ++i) {
-            float four[4];
-            four_of(four, words[thread * (PITCH / 4) + i]);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) y[4 * i + j] = four[j];
-        }
-        to.template thirty_two<0>(base + thread * 32, y, left - thread * 32);
+        for (int i = 0; i < BLOCK / 4; ++i) four_floats(y, 4 * i, words[thread * (PITCH / 4) + i]);
+        to.put_run(base + thread * 32, y, left - thread * 32);
     }
     __syncthreads();
 }
 
-#ifndef STAGED
-#define STAGED(R) ((R) >= 32)  // vectors through shared memory, so that a warp's loads are of neighbours
-#endif
 #ifndef RESIDENT
-#define RESIDENT(R) ((R) == 128 ? 3 : 5)
+#define RESIDENT 6  // blocks of a multiprocessor, device/mxfp4.py
 #endif
 
 VT_FN i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
-template <int R, int FROM, class TO> VT_FN void put_vector(i64 at, const float (&y)[R], const TO& to) {
-    if constexpr (R == 16) {
-        unsigned w[2];
-        to.template sixteen<0>(w, at, y);
-        put_words(to.out + at / 2, w, 2, true);
-    } else {
-        to.template thirty_two<FROM>(at + FROM, y, 32);
-        if constexpr (FROM + 32 < R) put_vector<R, FROM + 32>(at, y, to);
-    }
-}
-
-// Vectors of all of x, 32 a warp at a time, a thread each; `blocks`: of the grid.
+// Runs of 32 elements of all of x (16, where R is), 32 of them a warp at a time, one a lane; `blocks`: of the grid.
 template <int R, class TO>
 VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, i64 blocks, const TO& to) {
-    constexpr int STEP = R + 4, P = R / 8, ANY = (ROTATED / R * STEP > 128 * PITCH ? ROTATED / R * STEP : 128 * PITCH) / 4;
-    constexpr int PIECES = STAGED(R) ? 128 * P : 0;
-    __shared__ uint4 memory[PIECES > ANY ? PIECES : ANY];
+    constexpr int HELD = R == 16 ? 16 : 32, P = HELD / 8, STEP = R + 4, SEEN = R > 32 ? 32 * 9 : 0;
+    constexpr int ANY = (ROTATED / R * STEP > 64 * PITCH ? ROTATED / R * STEP : 64 * PITCH) / 4, OWN = 32 * P + SEEN;
+    __shared__ uint4 memory[4 * OWN > ANY ? 4 * OWN : ANY];
     if (!aligned || !to.wide || !is_sylvester<R>((const uint4*)h, (unsigned*)memory)) {
         for (i64 base = (i64)blockIdx.x * ROTATED; base < count; base += blocks * ROTATED)
             rotate_by_any<R>(memory, base, count, x, h, aligned, to);
@@ -474,25 +450,23 @@ VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligne
     }
     const float c = widen_bf16(h[0].x & 0xffffu);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const i64 vectors = count / R;
-    uint4* mine = memory + warp * 32 * P;
-    const i64 next = blocks * 128;
+    const i64 runs = count / HELD, next = blocks * 128;
+    uint4 *mine = memory + warp * OWN, *between = mine + 32 * P;
     i64 first = ((i64)blockIdx.x * 4 + warp) * 32;
-    if (STAGED(R) && first < vectors) send_for_vectors<R>(mine, (const uint4*)x + first * P, (int)smaller(vectors - first, 32));
-    for (; first < vectors; first += next) {
-        float y[R];
-        if (STAGED(R)) {
-            copies_arrive();
-            warp_meets();
-            rotate_vector<R>(y, c, [&](int i) { return mine[place_of_piece<P>(lane * P + i)]; });
-            warp_meets();
-            const i64 then = first + next;  // on its way while this one is made codes of
-            if (then < vectors) send_for_vectors<R>(mine, (const uint4*)x + then * P, (int)smaller(vectors - then, 32));
-        } else {
-            const uint4* own = (const uint4*)x + (first + lane) * P;
-            rotate_vector<R>(y, c, [&](int i) { return first + lane < vectors ? own[i] : uint4{}; });
-        }
-        if (first + lane < vectors) put_vector<R, 0>((first + lane) * R, y, to);
+    if (first < runs) send_for_runs<HELD>(mine, (const uint4*)x + first * P, (int)smaller(runs - first, 32));
+    for (; first < runs; first += next) {
+        float y[HELD];
+        copies_arrive();
+        warp_meets();
+#pragma unroll
+        for (int b = 0; b < P / 2; ++b)
+            chain_of_pieces(y + 16 * b, mine[place_of_piece<P>(lane * P + 2 * b)],
+                            mine[place_of_piece<P>(lane * P + 2 * b + 1)], c);
+        warp_meets();
+        const i64 then = first + next;  // on its way while this one is made codes of
+        if (then < runs) send_for_runs<HELD>(mine, (const uint4*)x + then * P, (int)smaller(runs - then, 32));
+        if constexpr (R > 16) join_lanes<R>(y, between);
+        if (first + lane < runs) to.put_run((first + lane) * HELD, y, HELD);
     }
 }
 
@@ -500,11 +474,11 @@ VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligne
     i64 count, const unsigned short *x, const uint2 *h, unsigned char *out, unsigned char *scales, i64 aligned,        \
         i64 wide, i64 blocks
 #define ROTATE_MX(NAME, METHOD, R)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(128, RESIDENT(R)) NAME##_##R(ROTATE_PARAMETERS) {                     \
+    extern "C" __global__ void __launch_bounds__(128, RESIDENT) NAME##_##R(ROTATE_PARAMETERS) {                     \
         rotate<R>(count, x, h, aligned, blocks, ToMx<METHOD>{out, scales, wide != 0});                                 \
     }
 #define ROTATE_NV(R)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128, RESIDENT(R)) rotate_nv_##R(ROTATE_PARAMETERS,                    \
+    extern "C" __global__ void __launch_bounds__(128, RESIDENT) rotate_nv_##R(ROTATE_PARAMETERS,                    \
                                                                                  const float* global) {                \
         const float factor = global[0];                                                                                \
         rotate<R>(count, x, h, aligned, blocks,                                                                        \

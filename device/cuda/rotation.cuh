@@ -43,6 +43,14 @@ template <int R> VT_FN bool is_sylvester(const uint4* h, unsigned* votes) {
     return none;
 }
 
+VT_FN uint4 four_bits(const float* v, int at) {
+    return {(unsigned)vt_bits(v[at]), (unsigned)vt_bits(v[at + 1]), (unsigned)vt_bits(v[at + 2]), (unsigned)vt_bits(v[at + 3])};
+}
+VT_FN void four_floats(float* v, int at, const uint4& bits) {
+    v[at] = vt_float((int)bits.x), v[at + 1] = vt_float((int)bits.y);
+    v[at + 2] = vt_float((int)bits.z), v[at + 3] = vt_float((int)bits.w);
+}
+
 // s[j] = the chain over x in column j, h = +-c.
 VT_FN void chain_of(float* s, const float (&x)[16], float c) {
     s[0] = x[0] * c;
@@ -59,62 +67,84 @@ VT_FN void chain_of(float* s, const float (&x)[16], float c) {
     }
 }
 
-// y = x h; piece(i): elements 8 i ... 8 i + 7 of x.
-template <int R, class F> VT_FN void rotate_vector(float (&y)[R], float c, F&& piece) {
-    constexpr int CHAINS = R / 16;
-#pragma unroll
-    for (int b = 0; b < CHAINS; ++b) {
-        float x[16];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint4 raw = piece(2 * b + i);
-            const unsigned w[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                x[8 * i + 2 * j] = vt_float((int)(w[j] << 16));
-                x[8 * i + 2 * j + 1] = vt_float((int)(w[j] & 0xffff0000u));
-            }
-        }
-        chain_of(y + 16 * b, x, c);
-    }
-    if constexpr (CHAINS > 1) {
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-            float total[CHAINS];
-            total[0] = y[j];
-#pragma unroll
-            for (int b = 1; b < CHAINS; ++b) {
-                const int known = b < 2 ? 1 : b < 4 ? 2 : 4, doubles = b == known;
-                const float own = y[16 * b + j];
-#pragma unroll
-                for (int g = 0; g < CHAINS / 2; ++g)
-                    if (g < known) {
-                        const float up = total[g], beside = doubles ? up : total[g + known];
-                        total[g] = parity_of((unsigned)(b & g)) ? up - own : up + own;
-                        total[g + known] = parity_of((unsigned)(b & (g + known))) ? beside - own : beside + own;
-                    }
-            }
-#pragma unroll
-            for (int g = 0; g < CHAINS; ++g) y[16 * g + j] = total[g];
-        }
-    }
-}
-
 #ifdef __CUDACC__
 VT_FN void warp_meets() { __syncwarp(); }
 #else
 static inline void warp_meets() { emulation::wait_for(emulation::warps[emulation::running->number / 32]); }
 #endif
 
-// Where 16-byte piece n of a warp's vectors of P pieces lies, so that eight lanes find theirs in different banks.
+// The chain over 16 elements in two pieces.
+VT_FN void chain_of_pieces(float* s, const uint4& low, const uint4& high, float c) {
+    const unsigned w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    float x[16];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        x[2 * j] = vt_float((int)(w[j] << 16));
+        x[2 * j + 1] = vt_float((int)(w[j] & 0xffff0000u));
+    }
+    chain_of(s, x, c);
+}
+
+// z[b * SLICE + s], chain b's sum in column s, becomes the sum of all chains in column s + 16 b.
+template <int CHAINS, int SLICE> VT_FN void join_chains(float (&z)[CHAINS * SLICE]) {
+#pragma unroll
+    for (int s = 0; s < SLICE; ++s) {
+        float total[CHAINS];
+        total[0] = z[s];
+#pragma unroll
+        for (int b = 1; b < CHAINS; ++b) {
+            const int known = b < 2 ? 1 : b < 4 ? 2 : 4, doubles = b == known;
+            const float own = z[b * SLICE + s];
+#pragma unroll
+            for (int g = 0; g < CHAINS / 2; ++g)
+                if (g < known) {
+                    const float up = total[g], beside = doubles ? up : total[g + known];
+                    total[g] = parity_of((unsigned)(b & g)) ? up - own : up + own;
+                    total[g + known] = parity_of((unsigned)(b & (g + known))) ? beside - own : beside + own;
+                }
+        }
+#pragma unroll
+        for (int g = 0; g < CHAINS; ++g) z[g * SLICE + s] = total[g];
+    }
+}
+
+// The sums of a lane's 32 elements' columns, where its chains are in y: R / 32 lanes of a vector exchange them, so that each
+// joins all chains in its share of the 16 columns, and exchange them back. between: 36 words a lane.
+template <int R> VT_FN void join_lanes(float (&y)[32], uint4* between) {
+    if constexpr (R == 32) {
+        join_chains<2, 16>(y);
+    } else {
+        constexpr int LANES = R / 32, CHAINS = R / 16, FOURS = 4 / LANES;
+        const int lane = (int)threadIdx.x & 31, within = lane % LANES;
+        uint4 *own = between + lane * 9, *share = between + (lane - within) * 9 + within * FOURS;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) own[i] = four_bits(y, 4 * i);
+        warp_meets();
+        float z[32];
+#pragma unroll
+        for (int b = 0; b < CHAINS; ++b)
+#pragma unroll
+            for (int f = 0; f < FOURS; ++f) four_floats(z, (b * FOURS + f) * 4, share[(b >> 1) * 9 + (b & 1) * 4 + f]);
+        join_chains<CHAINS, 4 * FOURS>(z);
+#pragma unroll
+        for (int b = 0; b < CHAINS; ++b)
+#pragma unroll
+            for (int f = 0; f < FOURS; ++f) share[(b >> 1) * 9 + (b & 1) * 4 + f] = four_bits(z, (b * FOURS + f) * 4);
+        warp_meets();
+#pragma unroll
+        for (int i = 0; i < 8; ++i) four_floats(y, 4 * i, own[i]);
+    }
+}
+
+// Where 16-byte piece n of a warp's runs of P pieces lies, so that eight lanes find theirs in different banks.
 template <int P> VT_FN int place_of_piece(int n) {
     constexpr int DOWN = P > 8 ? 4 : 3;
     return n ^ (n >> DOWN & ((P < 8 ? P : 8) - 1));
 }
 
-// Vectors of a warp on their way into its shared memory; `left`: of its vectors.
-template <int R> VT_FN void send_for_vectors(uint4* mine, const uint4* x, int left) {
-    constexpr int P = R / 8;
+// Runs of HELD elements of a warp on their way into its shared memory; `left`: of its runs.
+template <int HELD> VT_FN void send_for_runs(uint4* mine, const uint4* x, int left) {
+    constexpr int P = HELD / 8;
     const int lane = (int)threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < P; ++i) {

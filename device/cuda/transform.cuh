@@ -66,8 +66,7 @@ template <int LOG, int PART, int KIND> struct Transform {
             uint4* fours = (uint4*)between + t * (HELD / 4 + 1);
 #pragma unroll
             for (int i = 0; i < HELD / 4; ++i)
-                fours[i] = {(unsigned)vt_bits(v[4 * i]), (unsigned)vt_bits(v[4 * i + 1]), (unsigned)vt_bits(v[4 * i + 2]),
-                            (unsigned)vt_bits(v[4 * i + 3])};
+                fours[i] = four_bits(v, 4 * i);
             meet();
             const i64 then = row + blocks * ROWS;
             if (then < rows) send(raw, x + then * (N / 8), t);
@@ -103,11 +102,7 @@ template <int LOG, int PART, int KIND> struct Transform {
                         const uint4* eight = (const uint4*)(between + place(at));
                         float* mine = v + (part * WIDE + w) * 8;
 #pragma unroll
-                        for (int h = 0; h < 2; ++h) {
-                            const uint4 four = eight[h];
-                            mine[4 * h] = vt_float((int)four.x), mine[4 * h + 1] = vt_float((int)four.y);
-                            mine[4 * h + 2] = vt_float((int)four.z), mine[4 * h + 3] = vt_float((int)four.w);
-                        }
+                        for (int h = 0; h < 2; ++h) four_floats(mine, 4 * h, eight[h]);
                     }
                 levels_of<PART - LAST, PART>(v);
 #pragma unroll
@@ -130,7 +125,7 @@ VT_FN void transform_in_lanes(i64 count, int log2n, i64 blocks, const uint4* x, 
     for (i64 first = ((i64)blockIdx.x * 4 + warp) * 32; first < runs; first += blocks * 128) {
         const int left = runs - first < 32 ? (int)(runs - first) : 32;
         float v[32];
-        send_for_vectors<32>(mine, x + first * 4, left);
+        send_for_runs<32>(mine, x + first * 4, left);
         copies_arrive();
         warp_meets();
 #pragma unroll
