@@ -117,8 +117,12 @@ def transform_sf_layout(scale, *, packed=False, out=None):
     if not rows or not columns:
         return target
     scale, _, stride = as_rows(op, "scale", scale)
-    blocks = -(-steps[2] // 32) * -(-columns // 8)
     wide = not (groups % 4 or stride % 4 or current().pointer(scale) % 16)
+    if wide and not packed and steps[0] == 1 and current().pointer(target) % 16 == 0:
+        args = [rows, groups, scale, stride, target, padded]
+        start(op, _FAMILY, "scale_columns_v4", -(-rows // 32) * -(-groups // 32), (TEAM, 1), args)
+        return target
+    blocks = -(-steps[2] // 32) * -(-columns // 8)
     args = [rows, groups, columns, scale, stride, target, *steps, int(packed), int(wide)]
     start(op, _FAMILY, "scale_columns", blocks, (TEAM, 1), args)
     return target

@@ -7,6 +7,7 @@
 //    the scale of one of its four groups alone, with its division and reciprocal.
 // 4. Codes of e2m1 come from sums that round upwards and products that saturate, as in fp4.cuh.
 #include "fp4.cuh"
+#include "once.cuh"
 #include "powers.cuh"
 
 #define DEPTH 4     // vectors a thread of the _deep kernels, device/fp8_casts.py
@@ -236,7 +237,7 @@ template <int W> struct Codes {
     static constexpr int WIDTH = W;
     typedef typename Vector<W>::type Piece;
     VT_MEMBER void begin(i64 tile) { scale = scales[tile]; }
-    VT_MEMBER Piece piece(i64 row, i64 column) const { return *(const Piece*)(codes + row * stride + column); }
+    VT_MEMBER Piece piece(i64 row, i64 column) const { return load_once((const Piece*)(codes + row * stride + column)); }
     VT_MEMBER void values(float (&v)[W], const Piece& raw) const {
         unsigned words[W / 4];
         words_of(words, raw);
@@ -377,4 +378,22 @@ extern "C" __global__ void __launch_bounds__(256) scale_columns(
     x = threadIdx.x & 31, y = threadIdx.x >> 5;
     if (row + x < padded && column + y < columns)
         out[(row + x) * row_step + (column + y) * column_step] = turned[y * 36 + x];
+}
+
+// The same for floats whose rows are of whole fours, into columns at multiples of 16 bytes: tiles of 32 x 32, four neighbours
+// a thread and then four rows.
+extern "C" __global__ void __launch_bounds__(256) scale_columns_v4(
+    i64 rows, i64 groups, const uint4* scales, i64 stride, uint4* out, i64 column_step) {
+    __shared__ unsigned turned[32 * 33];
+    const unsigned across = ((unsigned)groups + 31) >> 5, down = blockIdx.x / across;
+    const i64 row = (i64)down << 5, column = (i64)(blockIdx.x - down * across) << 5;
+    const int x = threadIdx.x & 7, y = threadIdx.x >> 3;
+    uint4 four = {};
+    if (row + y < rows && column + 4 * x < groups) four = scales[((row + y) * stride + column) / 4 + x];
+    unsigned* to = turned + 4 * x * 33 + y;
+    to[0] = four.x, to[33] = four.y, to[66] = four.z, to[99] = four.w;
+    __syncthreads();
+    const unsigned* from = turned + y * 33 + 4 * x;
+    if (column + y < groups && row + 4 * x < rows)
+        out[((column + y) * column_step + row) / 4 + x] = {from[0], from[1], from[2], from[3]};
 }

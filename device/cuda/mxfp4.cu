@@ -16,6 +16,7 @@
 #include "e2m1_steps.cuh"
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
+#include "once.cuh"
 #include "rotation.cuh"
 #include "transform.cuh"
 
@@ -23,15 +24,14 @@
 #define BLOCK 32
 #define TINY vt_float(0x322bcc77)  // float32(1e-8)
 
-// The exponent's byte of a block that is `top` large: from 1.75 times a power of two on the next one.
+// The exponent's byte of a block that is `top` large, at most 253: from 1.75 times a power of two on the next one.
 VT_FN unsigned mx_exponent(unsigned top) {
     int byte = (int)((top + 0x200000u) >> 23) - 2;
-    return byte < 0 ? 0u : byte > 254 ? 254u : (unsigned)byte;
+    return byte < 0 ? 0u : (unsigned)byte;
 }
 
-// 2^(127 - byte), for a byte below 255. A comparison of the byte with 254 instead of the maximum is merged with the clamp
-// before it by ptxas 13.0 for sm_90a, and comes out the wrong way round.
-VT_FN float mx_factor(unsigned byte) { return vt_float((int)larger((254u - byte) << 23, 0x00400000u)); }
+// 2^(127 - byte), for a byte below 254.
+VT_FN float mx_factor(unsigned byte) { return vt_float((int)((254u - byte) << 23)); }
 
 VT_FN unsigned mx_word(float (&v)[8], float factor, bool native) {
 #pragma unroll
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) mx_bf16_deep(MX_PARAMETERS) {
     unsigned tops[DEPTH], pairs[DEPTH / 2];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
-        if (d * 256 < left) raw[d] = vectors[d * 256];
+        if (d * 256 < left) raw[d] = load_once(vectors + d * 256);
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) tops[d] = d * 256 < left ? largest_pair<false>(raw[d]) : 0u;
 #pragma unroll
@@ -248,7 +248,7 @@ TRANSFORM(transform_32, (int)kind == F32)
 #define PART_OF_12 5
 #endif
 #ifndef RESIDENT_ROWS
-#define RESIDENT_ROWS(LOG, PART) ((LOG) < 12 ? 8 : (PART) == 5 ? 7 : (LOG) < 14 ? 4 : (LOG) == 14 ? 2 : 1)
+#define RESIDENT_ROWS(LOG, PART) ((LOG) < 12 ? 8 : (PART) == 5 ? 6 : (LOG) < 14 ? 4 : (LOG) == 14 ? 2 : 1)
 #endif
 TRANSFORMS_ROWS(10, 5)
 TRANSFORMS_ROWS(11, 5)
@@ -304,7 +304,8 @@ VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide
             if (i < count) put_bytes(out + 4 * i, w[i]);
 }
 
-// 32 sums as MXFP4, those of element `at` and the next. A product with 3 is at most 6 times the scale.
+// 32 sums as MXFP4, those of element `at` and the next. A product with 3 is at most 6 times the scale, and no scale is
+// below 1e-8 / 2.
 template <int METHOD> struct ToMx {
     unsigned char *out, *scales;
     bool wide;
@@ -315,11 +316,10 @@ template <int METHOD> struct ToMx {
         unsigned w[4];
 #pragma unroll
         for (int j = 0; j < BLOCK; ++j) z[j] = METHOD == ABS_MAX ? y[j] * 3.0f : y[j];
-        if (byte - 1u >= 252u) {  // away from the ends of the exponents, where a product with 3 may be infinite
-            one = byte == 0 ? 0x1p-126f : vt_float((int)(byte - 8u << 23));
+        if (byte >= 253u) {  // where a product with 3 may be infinite, and a power of two of its own
+            one = vt_float((int)(byte - 8u << 23));
 #pragma unroll
-            for (int j = 0; j < BLOCK; ++j)
-                z[j] = fmaxf(fminf(z[j] * (byte == 0 ? 2.0f : 0x1p-8f), 6.0f * one), -6.0f * one);
+            for (int j = 0; j < BLOCK; ++j) z[j] = fmaxf(fminf(z[j] * 0x1p-8f, 6.0f * one), -6.0f * one);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -441,7 +441,8 @@ VT_FN i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 template <int R, class TO>
 VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, i64 blocks, const TO& to) {
     constexpr int HELD = R == 16 ? 16 : 32, P = HELD / 8, STEP = R + 4, SEEN = R > 32 ? 32 * 9 : 0;
-    constexpr int ANY = (ROTATED / R * STEP > 64 * PITCH ? ROTATED / R * STEP : 64 * PITCH) / 4, OWN = 32 * P + SEEN;
+    constexpr int ANY = (ROTATED / R * STEP > 64 * PITCH ? ROTATED / R * STEP : 64 * PITCH) / 4;
+    constexpr int OWN = R == 16 ? 0 : 32 * P + SEEN;  // of a warp
     __shared__ uint4 memory[4 * OWN > ANY ? 4 * OWN : ANY];
     if (!aligned || !to.wide || !is_sylvester<R>((const uint4*)h, (unsigned*)memory)) {
         for (i64 base = (i64)blockIdx.x * ROTATED; base < count; base += blocks * ROTATED)
@@ -450,21 +451,34 @@ VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligne
     }
     const float c = widen_bf16(h[0].x & 0xffffu);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const uint4* pieces = (const uint4*)x;
     const i64 runs = count / HELD, next = blocks * 128;
-    uint4 *mine = memory + warp * OWN, *between = mine + 32 * P;
+    uint4 *mine = memory + warp * OWN, *between = mine + 32 * P, low = {}, high = {};
     i64 first = ((i64)blockIdx.x * 4 + warp) * 32;
-    if (first < runs) send_for_runs<HELD>(mine, (const uint4*)x + first * P, (int)smaller(runs - first, 32));
+    // Runs on their way while others are made codes of: into shared memory, so that loads are of neighbours, or two pieces
+    // into registers.
+    auto send = [&](i64 from) {
+        if constexpr (R == 16) {
+            if (from + lane < runs) low = pieces[(from + lane) * 2], high = pieces[(from + lane) * 2 + 1];
+        } else if (from < runs) {
+            send_for_runs<HELD>(mine, pieces + from * P, (int)smaller(runs - from, 32));
+        }
+    };
+    send(first);
     for (; first < runs; first += next) {
         float y[HELD];
-        copies_arrive();
-        warp_meets();
+        if constexpr (R == 16) {
+            chain_of_pieces(y, low, high, c);
+        } else {
+            copies_arrive();
+            warp_meets();
 #pragma unroll
-        for (int b = 0; b < P / 2; ++b)
-            chain_of_pieces(y + 16 * b, mine[place_of_piece<P>(lane * P + 2 * b)],
-                            mine[place_of_piece<P>(lane * P + 2 * b + 1)], c);
-        warp_meets();
-        const i64 then = first + next;  // on its way while this one is made codes of
-        if (then < runs) send_for_runs<HELD>(mine, (const uint4*)x + then * P, (int)smaller(runs - then, 32));
+            for (int b = 0; b < 2; ++b)
+                chain_of_pieces(y + 16 * b, mine[place_of_piece<P>(lane * P + 2 * b)],
+                                mine[place_of_piece<P>(lane * P + 2 * b + 1)], c);
+            warp_meets();
+        }
+        send(first + next);
         if constexpr (R > 16) join_lanes<R>(y, between);
         if (first + lane < runs) to.put_run((first + lane) * HELD, y, HELD);
     }
