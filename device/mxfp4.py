@@ -92,8 +92,10 @@ def _transform_rows(op: str, x, rows: int, width: int, out, factor) -> None:
         team = width >> part
         together = max(1, _THREADS // team)
         blocks = min(-(-rows // together), resident * MULTIPROCESSORS)
-        shared = together * (2 * width + 4 * (width + 4 * team))
-        args = [rows, blocks, x, target, factor]
+        comes, between = 2 * width * together, 4 * (width + 4 * team) * together
+        little = comes + between > current().shared_memory()
+        shared = between if little else comes + between
+        args = [rows, blocks, x, target, factor, int(little)]
         start(op, _FAMILY, f"{name}_{width.bit_length() - 1}", blocks, (team * together, 1), args, shared)
     else:
         blocks = min(-(-x.size // _RUN), _LANES_RESIDENT * MULTIPROCESSORS)

@@ -33,7 +33,7 @@ template <int KIND, int HELD> VT_FN uint4 narrow_eight(const float (&v)[HELD], i
     return narrow(eight, KIND).a;
 }
 
-// Rows of 2^LOG, 2^PART elements a thread, PART <= 3 + LOG - 2 PART... <= 10 bits of it. A block has whole rows.
+// Rows of 2^LOG, 2^PART elements a thread, LOG <= 3 PART - 3. A block has whole rows.
 template <int LOG, int PART, int KIND> struct Transform {
     static constexpr int HELD = 1 << PART, N = 1 << LOG, TEAM = N / HELD, PIECES = HELD / 8, LAST = LOG - 2 * PART;
     static constexpr int ROWS = TEAM < 128 ? 128 / TEAM : 1, THREADS = TEAM * ROWS;
@@ -50,18 +50,26 @@ template <int LOG, int PART, int KIND> struct Transform {
         for (int i = 0; i < PIECES; ++i) copy_async(raw + place_of_piece<PIECES>(i * TEAM + t), row + i * TEAM + t);
     }
 
-    static VT_MEMBER void run(i64 rows, i64 blocks, const uint4* x, uint4* out, float factor, unsigned char* memory) {
+    // little: what comes and what goes between threads share their memory, so that no row is on its way meanwhile; of rows
+    // of which not every GPU has room for both.
+    static VT_MEMBER void run(i64 rows, i64 blocks, const uint4* x, uint4* out, float factor, bool little, unsigned char* memory) {
+        const bool alone = LOG >= 14 && little;
         const int within = (int)threadIdx.x / TEAM, t = (int)threadIdx.x % TEAM;
         uint4* raw = (uint4*)memory + within * (N / 8);
-        float* between = (float*)(memory + ROWS * N * 2) + within * ROOM;
+        float* between = (float*)(memory + (alone ? 0 : ROWS * N * 2)) + within * ROOM;
         i64 row = (i64)blockIdx.x * ROWS + within;
-        if (row < rows) send(raw, x + row * (N / 8), t);
+        if (row < rows && !alone) send(raw, x + row * (N / 8), t);
         for (i64 first = (i64)blockIdx.x * ROWS; first < rows; first += blocks * ROWS, row += blocks * ROWS) {
             float v[HELD];
+            if (alone) {
+                __syncthreads();
+                if (row < rows) send(raw, x + row * (N / 8), t);
+            }
             copies_arrive();
             meet();
 #pragma unroll
             for (int i = 0; i < PIECES; ++i) widen_eight<KIND>(v, 8 * i, raw[place_of_piece<PIECES>(t * PIECES + i)]);
+            if (alone) __syncthreads();
             levels_of<0, PART>(v);
             uint4* fours = (uint4*)between + t * (HELD / 4 + 1);
 #pragma unroll
@@ -69,7 +77,7 @@ template <int LOG, int PART, int KIND> struct Transform {
                 fours[i] = four_bits(v, 4 * i);
             meet();
             const i64 then = row + blocks * ROWS;
-            if (then < rows) send(raw, x + then * (N / 8), t);
+            if (then < rows && !alone) send(raw, x + then * (N / 8), t);
             float* column = between + place((t >> PART << 2 * PART) + (t & (HELD - 1)));
 #pragma unroll
             for (int q = 0; q < HELD; ++q) v[q] = column[q * (HELD + 4)];
