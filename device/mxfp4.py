@@ -18,7 +18,7 @@ from .runtime import current
 BYTES, BFLOAT16 = np.dtype(np.uint8), np.dtype(ml_dtypes.bfloat16)
 _FAMILY = "mxfp4"
 _BLOCK, _NV_BLOCK, _DEPTH = 32, 16, 4
-_RESIDENT = 6
+_RESIDENT = 5
 """Blocks of a multiprocessor that rotate vectors; their 128 threads have a run of up to 32 elements at a time."""
 _HELD, _THREADS, _MOST_THREADS = 32, 128, 256
 """Elements of a transform's row that a thread holds, threads of a block of several rows, and of a long one."""
