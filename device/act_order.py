@@ -5,14 +5,27 @@ from __future__ import annotations
 from vtlab.ops import providers
 
 from .codes import DOWN, PLAIN, SHUFFLED, WORD, moved, spread
-from .launch import PROVIDER, results, start
+from .launch import MULTIPROCESSORS, PROVIDER, results, start
+from .runtime import current
 from .scratch import scratch
 
 _FAMILY = "act_order"
+_MANY_ROWS, _ROW_BYTES = 64, 1 << 16
+"""Rows from which a block for each is enough, and bytes of a row that it may hold."""
+_SHARED, _MOST_TOGETHER = 192 << 10, 8
+"""Bytes of shared memory that blocks of a multiprocessor share, and how many there are at most."""
 
 
 def gathered(op: str, x, perm, target) -> None:
     """target[m, j] = x[m, perm[j]], or x[m, j] without a perm; elements of 2 or 4 bytes."""
+    (rows, width), item = x.shape, x.dtype.itemsize
+    whole = perm is not None and not any(current().pointer(array) % 16 for array in (x, perm, target) if array.size)
+    if whole and rows >= _MANY_ROWS and not width * item % 16 and width * item <= _ROW_BYTES:
+        together = min(_MOST_TOGETHER, _SHARED // (width * item)) if width else 1
+        blocks = min(rows, together * MULTIPROCESSORS) if width else 0
+        args = [rows, width, blocks, x, perm, target]
+        start(op, _FAMILY, f"columns_of_rows_{item}", blocks, (256, 1), args, width * item)
+        return
     spread(op, _FAMILY, "columns", target.size, [x.shape[1], x, perm, target, x.dtype.itemsize])
 
 

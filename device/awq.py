@@ -11,6 +11,8 @@ from .scratch import scratch
 from .w4a16 import AT_ONCE, BY_PARTS, BY_RUNS, Weights, aligned, fits, plain_product, product
 
 _FAMILY = "awq"
+_ABREAST = 4
+"""Rows whose words a thread unpacks, where groups are of as many."""
 _ROUNDINGS = {"vt": AT_ONCE, "vllm": BY_PARTS, "vllm_triton": BY_RUNS}
 judged_by_norm("awq_gemm")
 judged_by_norm("triton_w4a16_gemm")
@@ -19,8 +21,10 @@ judged_by_norm("triton_w4a16_gemm")
 def _values(op: str, qweight, scales, zeros, bias: int, order: int, target) -> None:
     depth, words = qweight.shape
     wide = vectors(8 * words, (target, 8 * words), (scales, 8 * words))
-    args = [words, depth // max(len(scales), 1), qweight, scales, zeros, bias, order, target]
-    spread(op, _FAMILY, "awq_values", depth * words, [*args, kind(target), int(wide)])
+    group = depth // max(len(scales), 1)
+    abreast = 1 if group % _ABREAST else _ABREAST
+    args = [words, depth, group, abreast, qweight, scales, zeros, bias, order, target]
+    spread(op, _FAMILY, "awq_values", -(-depth // abreast) * words, [*args, kind(target), int(wide)])
 
 
 @providers.provider("awq_dequantize", "cuda", PROVIDER)

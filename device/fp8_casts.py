@@ -94,7 +94,8 @@ def requant_weight_ue8m0(weight, scale, *, block_m=BLOCK, block_k=BLOCK, ue8m0="
     high, wide = min(block_m, rows), min(block_k, width)
     args = [rows, width, high, wide, weight, scale, codes, new_scale, POWERS[ue8m0]]
     whole = block_m == block_k == BLOCK and whole_vectors(width, codes) and current().pointer(weight) % VECTOR == 0
-    kernel = "requant_tile_v8" if whole else "requant_tile_any"
+    twice = whole and not any(n % (2 * VECTOR) for n in (width, current().pointer(weight), current().pointer(codes)))
+    kernel = "requant_tile_v16" if twice else "requant_tile_v8" if whole else "requant_tile_any"
     start(op, _FAMILY, kernel, _tiles(op, rows, width, high, wide), (TEAM, 1), args)
     return codes, new_scale
 
@@ -116,8 +117,13 @@ def transform_sf_layout(scale, *, packed=False, out=None):
     if not rows or not columns:
         return target
     scale, _, stride = as_rows(op, "scale", scale)
-    blocks = -(-steps[2] // 32) * -(-columns // 32)
-    args = [rows, groups, columns, scale, stride, target, *steps, int(packed)]
+    wide = not (groups % 4 or stride % 4 or current().pointer(scale) % 16)
+    if wide and not packed and steps[0] == 1 and current().pointer(target) % 16 == 0:
+        args = [rows, groups, scale, stride, target, padded]
+        start(op, _FAMILY, "scale_columns_v4", -(-rows // 32) * -(-groups // 32), (TEAM, 1), args)
+        return target
+    blocks = -(-steps[2] // 32) * -(-columns // 8)
+    args = [rows, groups, columns, scale, stride, target, *steps, int(packed), int(wide)]
     start(op, _FAMILY, "scale_columns", blocks, (TEAM, 1), args)
     return target
 

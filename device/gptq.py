@@ -7,6 +7,7 @@ from vtlab.ops import providers
 from .codes import DOWN, SHUFFLED, settled
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, kind, results, start, vectors
+from .runtime import current
 from .scratch import scratch
 from .w4a16 import Weights, aligned, fits, plain_product, product
 
@@ -21,6 +22,11 @@ def _values(op: str, qweight, scales, qzeros, g_idx, bits: int, layout: int, bia
         depth, columns, bits, layout, qweight, scales, qzeros, g_idx, len(scales), bias,
         target, kind(target),
     ]  # fmt: skip
+    if wide and bits in (4, 8) and target.size < 2**32 and not current().pointer(qweight) % 16:
+        name = f"gptq_values_{'down' if layout == DOWN else 'shuffled'}_{bits}"
+        units = target.size // (VECTOR * 32 // bits)
+        start(op, _FAMILY, name, -(-units // 256), (256, 1), [units, depth, columns, *args[4:]])
+        return
     each = VECTOR if wide else 1
     start(op, _FAMILY, f"gptq_values_v{each}", -(-target.size // (256 * each)), (256, 1), [target.size, *args])
 

@@ -10,13 +10,14 @@ from . import marlin_stream
 from .codes import settled, spread
 from .fp4_product import CHUNK, Weights, aligned_rows, chains_of, product
 from .judged import judged_by_norm
-from .launch import PROVIDER, kind, results, start
+from .launch import MULTIPROCESSORS, PROVIDER, VECTOR, kind, results, start, vectors
+from .runtime import current
 from .scratch import scratch
 
 _FAMILY = "marlin_fp4"
 _BYTES, _SHORTS, _FLOATS = np.dtype(np.uint8), np.dtype(np.int16), np.dtype(np.float32)
 _EXPONENT = {"bfloat16": 119, "float16": 7}
-_BLOCK = 1024
+_TEAM = 256
 
 judged_by_norm("apply_fp4_marlin_linear")
 
@@ -43,11 +44,12 @@ def apply_fp4_marlin_linear(input, weight, weight_scale, weight_global_scale=Non
 
 
 def _largest(op: str, scales, half: bool):
-    """The largest scale, float32 [1] in scratch; 0 where none is above it."""
-    largest = scratch.array("marlin largest", (1,), _FLOATS)
-    args = [scales.size, scales, kind(scales), int(half), largest]
-    start(op, _FAMILY, "marlin_fp4_largest", 1, (_BLOCK, 1), args, _BLOCK // 32 * 4)
-    return largest
+    """(The largest scale of each part, 0 where none is above it, float32 in scratch; how many parts)."""
+    parts = max(1, min(-(-scales.size // (_TEAM * VECTOR)), 2 * MULTIPROCESSORS))
+    largest = scratch.array("marlin largest", (parts,), _FLOATS)
+    args = [scales.size, parts, scales, kind(scales), int(half), int(vectors(VECTOR, (scales, VECTOR))), largest]
+    start(op, _FAMILY, "marlin_fp4_largest", parts, (_TEAM, 1), args)
+    return largest, parts
 
 
 @providers.provider("nvfp4_marlin_process_scales", "cuda", PROVIDER)
@@ -56,10 +58,12 @@ def nvfp4_marlin_process_scales(marlin_scales, *, scale_factor=None, a_dtype="bf
     op = "nvfp4_marlin_process_scales"
     target, factor = results(op, out, (marlin_scales,), (marlin_scales.shape, _BYTES), ((1,), _FLOATS))
     lift = scale_factor is None and np.dtype(a_dtype) != np.float16
-    largest = _largest(op, marlin_scales, True) if lift else None
+    largest, parts = _largest(op, marlin_scales, True) if lift else (None, 0)
     given = np.float32(1 if scale_factor is None else scale_factor)
-    args = [target.size, marlin_scales, kind(marlin_scales), int(lift), largest, given, target, factor]
-    start(op, _FAMILY, "marlin_nvfp4_scales", max(1, -(-target.size // 256)), (256, 1), args)
+    args = [target.size, marlin_scales, kind(marlin_scales), int(lift), largest, parts, given, target, factor]
+    wide = vectors(VECTOR, (marlin_scales, VECTOR)) and (not target.size or current().pointer(target) % VECTOR == 0)
+    blocks = max(1, -(-target.size // (_TEAM * VECTOR)))
+    start(op, _FAMILY, "marlin_nvfp4_scales", blocks, (_TEAM, 1), [*args, int(wide)])
     return target, factor
 
 
@@ -97,5 +101,5 @@ def marlin_act_int8_process_scales(s, *, out=None):
     """oracle.marlin_matmul.marlin_act_int8_process_scales."""
     op = "marlin_act_int8_process_scales"
     target, factor = results(op, out, (s,), (s.shape, _SHORTS), ((1,), _FLOATS))
-    spread(op, _FAMILY, "marlin_int8_scales", target.size, [s, kind(s), _largest(op, s, False), target, factor])
+    spread(op, _FAMILY, "marlin_int8_scales", target.size, [s, kind(s), *_largest(op, s, False), target, factor])
     return target, factor

@@ -11,19 +11,21 @@ from vtlab.ops import providers
 from vtlab.ops.numerics import round_to
 
 from .codes import settled
-from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
+from .launch import KINDS, MULTIPROCESSORS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
 from .quant_fp8 import FEW_BLOCK, FEW_VECTORS, TEAM
 from .runtime import current
 
 BYTES, BFLOAT16 = np.dtype(np.uint8), np.dtype(ml_dtypes.bfloat16)
-METHODS = {"quest": 0, "abs_max": 1}
-"""Statistics of a block as the kernels number them."""
 _FAMILY = "mxfp4"
 _BLOCK, _NV_BLOCK, _DEPTH = 32, 16, 4
-_ROTATED = 4096
-"""Elements of x that a block of 128 threads rotates."""
+_RESIDENT = 5
+"""Blocks of a multiprocessor that rotate vectors; their 128 threads have a run of up to 32 elements at a time."""
 _HELD, _THREADS, _MOST_THREADS = 32, 128, 256
 """Elements of a transform's row that a thread holds, threads of a block of several rows, and of a long one."""
+_LANES_RESIDENT, _RUN = 8, 4096
+"""Blocks of a multiprocessor whose lanes have 32 elements of a short row, and elements that a block has at a time."""
+_ROWS = {1024: (5, 8), 2048: (5, 8), 4096: (5, 6), 8192: (6, 4), 16384: (6, 2), 32768: (6, 1)}
+"""Of rows of 2-byte elements: the power of two that a thread holds, and blocks of a multiprocessor."""
 
 
 def _at(array, step: int) -> bool:
@@ -70,20 +72,45 @@ def hadacore_transform(x, *, out=None):
     if width < _HELD:
         start(op, _FAMILY, "transform_few", -(-rows // TEAM), (TEAM, 1), [rows, width, x, kind(x), target, factor])
         return target
+    if kind(x) != KINDS["float32"]:
+        _transform_rows(op, settled(x), rows, width, target, factor)
+        return target
     teams = width // _HELD
     threads, together = min(teams, _MOST_THREADS), max(1, _THREADS // teams)
     args = [rows, width.bit_length() - 1, threads, settled(x), kind(x), target, factor]
     shared = 0 if width == _HELD else 4 * 33 * teams * together
-    kernel = "transform_32" if kind(x) == KINDS["float32"] else "transform_16"
-    start(op, _FAMILY, kernel, -(-rows // together), (threads * together, 1), args, shared)
+    start(op, _FAMILY, "transform_32", -(-rows // together), (threads * together, 1), args, shared)
     return target
 
 
-def _rotated(op: str, form: str, x, h, codes, scale, more: list) -> None:
+def _transform_rows(op: str, x, rows: int, width: int, out, factor) -> None:
+    """The transform of rows of at least 32 elements of 2 bytes each; x at a multiple of 16 bytes."""
+    target = out if _at(out, 16) else current().empty(out.shape, out.dtype)
+    name = f"transform_{'bf16' if kind(x) == KINDS['bfloat16'] else 'f16'}"
+    if width in _ROWS:
+        part, resident = _ROWS[width]
+        team = width >> part
+        together = max(1, _THREADS // team)
+        blocks = min(-(-rows // together), resident * MULTIPROCESSORS)
+        comes, between = 2 * width * together, 4 * (width + 4 * team) * together
+        little = comes + between > current().shared_memory()
+        shared = between if little else comes + between
+        args = [rows, blocks, x, target, factor, int(little)]
+        start(op, _FAMILY, f"{name}_{width.bit_length() - 1}", blocks, (team * together, 1), args, shared)
+    else:
+        blocks = min(-(-x.size // _RUN), _LANES_RESIDENT * MULTIPROCESSORS)
+        args = [x.size, width.bit_length() - 1, blocks, x, target, factor]
+        start(op, _FAMILY, f"{name}_lanes", blocks, (_THREADS, 1), args)
+    if target is not out:
+        out[...] = target
+
+
+def _rotated(op: str, form: str, x, h, codes, scale, *more) -> None:
     """Fill codes and scales with those of x times h, R neighbours at a time."""
     size = h.shape[0]
-    args = [x.size, x, settled(h), codes, scale, int(_at(x, 16)), int(_at(codes, 16)), *more]
-    start(op, _FAMILY, f"rotate_{form}_{size}", -(-x.size // _ROTATED), (_ROTATED // 32, 1), args)
+    blocks = min(-(-x.size // (_THREADS * min(size, _HELD))), _RESIDENT * MULTIPROCESSORS)
+    args = [x.size, x, settled(h), codes, scale, int(_at(x, 16)), int(_at(codes, 16)), blocks, *more]
+    start(op, _FAMILY, f"rotate_{form}_{size}", blocks, (_THREADS, 1), args)
 
 
 @providers.provider("fused_quantize_mx", "cuda", PROVIDER)
@@ -91,7 +118,7 @@ def fused_quantize_mx(x, h, *, method="quest", out=None):
     """oracle.mxfp4.fused_quantize_mx."""
     op, (*lead, width) = "fused_quantize_mx", x.shape
     codes, scale = results(op, out, (x, h), ((*lead, width // 2), BYTES), ((*lead, width // _BLOCK), BYTES))
-    _rotated(op, "mx", x, h, codes, scale, [METHODS[method]])
+    _rotated(op, method, x, h, codes, scale)
     return codes, scale
 
 
@@ -101,5 +128,5 @@ def fused_quantize_nv(x, h, input_global_scale, *, out=None):
     op, (*lead, width) = "fused_quantize_nv", x.shape
     forms = ((*lead, width // 2), BYTES), ((*lead, width // _NV_BLOCK), BYTES)
     codes, scale = results(op, out, (x, h, input_global_scale), *forms)
-    _rotated(op, "nv", x, h, codes, scale, [input_global_scale])
+    _rotated(op, "nv", x, h, codes, scale, input_global_scale)
     return codes, scale

@@ -75,6 +75,23 @@ def _diagonal(size: int) -> np.ndarray:
     return (np.eye(size) * (1 + 2.0**-7)).astype(ml_dtypes.bfloat16)
 
 
+def _signs(size: int, scale: float = 1.0, flipped: tuple[int, int] | None = None) -> np.ndarray:
+    """Sylvester's signs times `scale`, but for the one at `flipped`."""
+    k = np.arange(size)
+    h = scale * (-1.0) ** np.bitwise_count(k[:, None] & k)
+    if flipped is not None:
+        h[flipped] *= -1
+    return h.astype(ml_dtypes.bfloat16)
+
+
+def _far_apart(rows: int, width: int) -> np.ndarray:
+    """Rows at both ends of the exponents, and of single elements far apart."""
+    x = _draw(rows, width) * np.exp2(np.resize([-126.0, -133.0, 124.0, 0.0, 126.0], rows))[:, None]
+    x[3::5, ::3] *= 2.0**-40
+    x[4::5] = np.where(np.arange(width) % 32 == 5, np.clip(x[4::5], -3e38, 3e38), 0)
+    return np.clip(x, -3.3e38, 3.3e38).astype(ml_dtypes.bfloat16)
+
+
 def _zeros_and_more(rows: int, width: int) -> np.ndarray:
     """Blocks of zeros, of equal elements, with a NaN, with an infinity, near the largest number."""
     x = _draw(rows, width)
@@ -152,6 +169,7 @@ EDGES: dict[str, list[dict]] = {
           for M, K in ((130, 136), (40, 264), (3, 5)) for how in ("bits", "log2")),
         *(_tiles({"M": 128, "K": K, "weight": np.tile(np.arange(256, dtype=np.uint8), (128, 1))[:, :K]})
           for K in (256, 250)),
+        _tiles({"M": 131, "K": 272}),
         *(_tiles({"M": 9, "K": 40}, high, wide) for high, wide in ((1, 40), (4, 7))), _tiles({"M": 0, "K": 8}),
     ],
     "transform_sf_layout": [
@@ -216,6 +234,7 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (3,), "K": K, "x": kind}
           for K, kind in zip((1, 2, 4, 8, 16, 32, 128, 512, 1024, 2048, 4096, 32768), 4 * _KINDS)),
         *({"...": (300,), "K": K, "x": "bfloat16"} for K in (16, 32, 64)),
+        *({"...": (3,), "K": 1 << power, "x": kind} for power in range(5, 16) for kind in ("bfloat16", "float16")),
         {"...": (5,), "K": 256, "x": "float32"}, {"...": (0,), "K": 64}, {"...": (), "K": 8192, "x": "bfloat16"},
     ],
     "fused_quantize_mx": [
@@ -223,6 +242,10 @@ EDGES: dict[str, list[dict]] = {
           for rows, K, R in ((33, 160, 32), (3, 2048, 64), (9, 512, 128)) for method in ("quest", "abs_max")),
         *({"...": (3,), "K": 128, "R": 32, "x": _zeros_and_more(3, 128), "h": _diagonal(32), "method": method}
           for method in ("quest", "abs_max")),
+        *({"...": (len(x),), "K": 256, "R": R, "x": x, "h": h, "method": method}
+          for R in (32, 64, 128) for method in ("quest", "abs_max")
+          for x, h in ((_zeros_and_more(3, 256), _signs(R)), (_far_apart(10, 256), _signs(R)),
+                       (_draw(3, 256).astype(ml_dtypes.bfloat16), _signs(R, -0.3, flipped=(R - 1, R - 3))))),
         {"...": (0,), "K": 64, "R": 32}, {"...": (2,), "K": 0, "R": 64}, {"...": (), "K": 128, "R": 64},
     ],
     "fused_quantize_nv": [
@@ -230,6 +253,10 @@ EDGES: dict[str, list[dict]] = {
           for rows, K, R in ((29, 144, 16), (33, 160, 32), (3, 2048, 64), (9, 512, 128))),
         {"...": (3,), "K": 128, "R": 16, "x": _zeros_and_more(3, 128), "h": _diagonal(16),
          "input_global_scale": np.float32([0])},
+        *({"...": (len(x),), "K": 256, "R": R, "x": x, "h": h, "input_global_scale": np.float32([scale])}
+          for R, scale in ((16, 1e-3), (32, 300), (64, 1e30), (128, 5))
+          for x, h in ((_zeros_and_more(3, 256), _signs(R)), (_far_apart(10, 256), _signs(R)),
+                       (_draw(3, 256).astype(ml_dtypes.bfloat16), _signs(R, -0.3, flipped=(R // 2, 0))))),
         {"...": (0,), "K": 64, "R": 32}, {"...": (), "K": 16, "R": 16}, {"...": (), "K": 48, "R": 16},
     ],
 }  # fmt: skip

@@ -56,7 +56,7 @@ EDGES: dict[str, list[dict]] = {
         {"R": 33, "N": 192, "marlin_scales": kind, "a_dtype": a, **more}
         for kind, a in (("bfloat16", "bfloat16"), ("float16", "bfloat16"), ("bfloat16", "float16"))
         for more in ({}, {"marlin_scales": np.zeros((33, 192), np.float16)})
-    ],
+    ] + [{"R": 33, "N": 192, "marlin_scales": np.linspace(0.01, 90, 33 * 192).reshape(33, 192).astype(np.float16)}],
     "nvfp4_marlin_process_global_scale": [{"...": (3, 130), "a_dtype": "float16"}, {"...": (0,)}],
     "mxfp4_marlin_process_scales": [{"R": 5, "N": 196, "fp8_activations": raised} for raised in (False, True)],
     "marlin_int4_fp8_preprocess": [

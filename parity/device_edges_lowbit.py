@@ -47,7 +47,10 @@ EDGES: dict[str, list[dict]] = {
         for bits, interleaved in ((2, False), (3, False), (4, True), (4, False), (8, True), (8, False))
     ],
     "sort_weights": [{"K": 300, "N": 5}],
-    "permute_cols": [{"M": 5, "K": 130, "x": kind} for kind in ("bfloat16", "float32", "int32")],
+    "permute_cols": [
+        *({"M": 5, "K": 130, "x": kind} for kind in ("bfloat16", "float32", "int32")),
+        *({"M": 67, "K": K, "x": kind} for K in (8, 2184) for kind in ("float16", "float32")),
+    ],
     "gptq_shuffle": [
         {"W": 12, "N": N, "bits": bits, "P": 384 // bits, **perm}
         for bits in (2, 3, 4, 8) for N in (30, 32) for perm in ({}, {"q_perm": "int32"})
@@ -60,7 +63,9 @@ EDGES: dict[str, list[dict]] = {
         *({"W": 12, "N": 32, "G": 4, "bits": bits, "scales": kind, "qzeros": "int32"}
           for bits in (2, 3, 4, 8) for kind in ("bfloat16", "float16", "float32")),
         {"W": 8, "N": 4, "G": 2, "bits": 8, "scales": "float16"},
-        {"W": 8, "N": 24, "G": 4, "bits": 4, "scales": "bfloat16", "K": 64, "g_idx": "int32", "use_v2_format": True},
+        *({"W": 8, "N": 48, "G": 4, "bits": bits, "scales": "bfloat16", "K": 256 // bits, "g_idx": "int32", **more}
+          for bits, more in ((4, {"use_v2_format": True}), (8, {"qzeros": "int32"}), (2, {"use_v2_format": True}))),
+        {"W": 12, "N": 32, "G": 8, "bits": 4, "scales": "float16", "qzeros": "int32"},
     ],
     "gptq_gemm": [
         *(_gptq(M, 128, 64, G, kind, **more)

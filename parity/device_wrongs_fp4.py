@@ -21,6 +21,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "one scale for 64 k": ("s % EVERY == 0", "s == 0"),
         "k for columns": ("words[0], 8 * (r & 1) + 4 * (r >> 1)", "words[0], 4 * (r & 1) + 8 * (r >> 1)"),
         "columns for k": ("raw[i], 8 * (r & 1) + 4 * (r >> 1)", "raw[i], 4 * (r & 1) + 8 * (r >> 1)"),
+        "the first part's largest": ("for (i64 at = threadIdx.x; at < parts; at += 256)",
+                                     "for (i64 at = threadIdx.x; at < 1; at += 256)"),
     },
 }  # fmt: skip
 """Family: name of the wrong: (text that stands once in the sources, what stands there instead)."""

@@ -17,6 +17,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "a code in two words cut short": ("found |= words[bit / 32 + 1] << (32 - shift);", ""),
     },
     "act_order": {
+        "halves of words in one place": ("found << at * sizeof(T) % 4 * 8", "found << 0"),
         "rows in place": ("(unsigned long long)perm[k] < (unsigned long long)to.k ? perm[k] : 0;", "k;"),
         "a code of a row's place for its number": ("bit_of<BITS, FROM>(k % COUNT)", "bit_of<BITS, FROM>(i)"),
         "exllama's halves": ("i % 2 * 16 + i / 2 * BITS", "i / 4 * 16 + i % 4 * BITS"),
@@ -78,6 +79,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the upper half of a block": ("(n & 64) * (8 * BITS)", "0"),
     },
     "gptq": {
+        "neighbours' groups for a word's rows": ("groups != nullptr ? (unsigned)groups[at] : one", "one"),
+        "one group for a word's rows": ("one_group = rows % COUNT == 0", "one_group = true"),
         "zeros of the first format": ("int zero = (int)bias + (zeros", "int zero = (zeros"),
         "neighbours' groups": ("? groups[row] : 0;", "? row / (k / group_count) : 0;"),
         "a pair of codes apart": ("(order ? 8 : 4) * (lane & 3)", "4 * (lane & 3)"),

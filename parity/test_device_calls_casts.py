@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from vtlab import ops, oracle
+from vtlab.device import act_order, mxfp4, runtime
 from vtlab.device import deep_gemm_moe as launchers
-from vtlab.device import runtime
 from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
 from .device_run import Emulated, tupled
 from .scalar import draw
+from .test_device_calls_w4a8 import older
 
 F32, U8, I32 = np.float32, np.uint8, np.int32
 X = draw((6, 256), "bfloat16", 1)
@@ -234,3 +235,33 @@ def test_a_captured_graph_follows_new_tokens(device):
             fresh = scatter(700, 4, 6, 8, 2848, host)
             for got, want in zip(outs, oracle.ep_scatter.mirror(**fresh), strict=True):
                 assert_bytes(device.fetch(got), want)
+
+
+@pytest.mark.parametrize(
+    "op, rows, width, more",
+    [
+        *(("hadacore_transform", rows, width, {}) for rows, width in ((1100, 64), (70, 1024), (20, 4096), (3, 32768))),
+        *(("fused_quantize_mx", 25, 2048, {"h": R, "method": how})
+          for R in (32, 64, 128) for how in ("quest", "abs_max")),
+        *(("fused_quantize_nv", 25, 2048, {"h": R, "input_global_scale": F32([300])}) for R in (16, 64)),
+        ("permute_cols", 70, 264, {"perm": np.random.default_rng(5).permutation(264).astype(I32)}),
+    ],
+)  # fmt: skip
+def test_blocks_that_come_round_again(device, monkeypatch, op, rows, width, more):
+    """Where there is more work than the blocks that a GPU holds at a time."""
+    for launcher in (mxfp4, act_order):
+        monkeypatch.setattr(launcher, "MULTIPROCESSORS", 1)
+    arguments = {"x": draw((rows, width), "bfloat16", 6), **more}
+    if "h" in more:
+        arguments["h"] = oracle.hadamard(n=more["h"])
+    check(device, op, device.call(op, sent(device, arguments)), arguments)
+
+
+@pytest.mark.parametrize("width", [16384, 32768])
+def test_transforms_with_little_shared_memory(device, monkeypatch, width):
+    """Rows that are on their way have no room of their own."""
+    if not isinstance(device, Emulated):
+        pytest.skip("of GPUs with less shared memory")
+    monkeypatch.setattr(mxfp4, "MULTIPROCESSORS", 1)
+    small, x = older(shared_memory=5 * width), draw((3, width), "bfloat16", 7)
+    check(small, "hadacore_transform", small.call("hadacore_transform", {"x": small.send(x)}), {"x": x})

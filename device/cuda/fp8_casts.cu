@@ -7,11 +7,11 @@
 //    the scale of one of its four groups alone, with its division and reciprocal.
 // 4. Codes of e2m1 come from sums that round upwards and products that saturate, as in fp4.cuh.
 #include "fp4.cuh"
+#include "once.cuh"
 #include "powers.cuh"
 
 #define DEPTH 4     // vectors a thread of the _deep kernels, device/fp8_casts.py
 #define SIDE 128    // of a tile that stays in registers
-#define STEPS 8     // rows of it a thread holds a vector of
 #define LEAST 1e-4f
 
 VT_FN float e4m3_cast_scale(unsigned top, int rule) {
@@ -177,11 +177,12 @@ struct Floats {
     const void* x;
     i64 stride;
     int kind;
-    typedef Raw<8> Eight;
+    static constexpr int WIDTH = 8;
+    typedef Raw<8> Piece;
     VT_MEMBER void begin(i64) {}
-    VT_MEMBER Eight eight(i64 row, i64 column) const { return fetch<8>(x, row * stride + column, kind); }
-    VT_MEMBER void values(float (&v)[8], const Eight& raw) const { widen(v, raw, kind); }
-    VT_MEMBER unsigned largest(const Eight& raw) const {
+    VT_MEMBER Piece piece(i64 row, i64 column) const { return fetch<8>(x, row * stride + column, kind); }
+    VT_MEMBER void values(float (&v)[8], const Piece& raw) const { widen(v, raw, kind); }
+    VT_MEMBER unsigned largest(const Piece& raw) const {
         float v[8];
         widen(v, raw, kind);
         return largest_of(v, false);
@@ -193,11 +194,12 @@ struct Floats {
 struct Brains {
     const uint4* x;
     i64 stride;
-    typedef uint4 Eight;
+    static constexpr int WIDTH = 8;
+    typedef uint4 Piece;
     VT_MEMBER void begin(i64) {}
-    VT_MEMBER Eight eight(i64 row, i64 column) const { return x[(row * stride + column) >> 3]; }
-    VT_MEMBER void values(float (&v)[8], const Eight& raw) const { widen(v, Raw<8>{raw, raw}, BF16); }
-    VT_MEMBER unsigned largest(const Eight& raw) const { return largest_of_bf16(Raw<8>{raw, raw}, false); }
+    VT_MEMBER Piece piece(i64 row, i64 column) const { return x[(row * stride + column) >> 3]; }
+    VT_MEMBER void values(float (&v)[8], const Piece& raw) const { widen(v, Raw<8>{raw, raw}, BF16); }
+    VT_MEMBER unsigned largest(const Piece& raw) const { return largest_of_bf16(Raw<8>{raw, raw}, false); }
     VT_MEMBER unsigned size(unsigned top) const { return top; }
 };
 
@@ -220,22 +222,36 @@ VT_FN unsigned largest_codes(unsigned codes) {
     return larger_pair<false>(codes & 0x007f007fu, codes >> 8 & 0x007f007fu);
 }
 
-struct Codes {
+VT_FN void words_of(unsigned (&w)[2], const uint2& raw) { w[0] = raw.x, w[1] = raw.y; }
+VT_FN void words_of(unsigned (&w)[4], const uint4& raw) { w[0] = raw.x, w[1] = raw.y, w[2] = raw.z, w[3] = raw.w; }
+
+template <int W> struct Vector { typedef uint2 type; };
+template <> struct Vector<16> { typedef uint4 type; };
+
+// Pieces of W codes.
+template <int W> struct Codes {
     const unsigned char* codes;
     i64 stride;
     const float* scales;
     float scale;
-    typedef uint2 Eight;
+    static constexpr int WIDTH = W;
+    typedef typename Vector<W>::type Piece;
     VT_MEMBER void begin(i64 tile) { scale = scales[tile]; }
-    VT_MEMBER Eight eight(i64 row, i64 column) const { return *(const uint2*)(codes + row * stride + column); }
-    VT_MEMBER void values(float (&v)[8], const Eight& raw) const {
-        widen_e4m3(v, raw.x);
-        widen_e4m3(v + 4, raw.y);
+    VT_MEMBER Piece piece(i64 row, i64 column) const { return load_once((const Piece*)(codes + row * stride + column)); }
+    VT_MEMBER void values(float (&v)[W], const Piece& raw) const {
+        unsigned words[W / 4];
+        words_of(words, raw);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] *= scale;
+        for (int i = 0; i < W / 4; ++i) widen_e4m3(v + 4 * i, words[i]);
+#pragma unroll
+        for (int j = 0; j < W; ++j) v[j] *= scale;
     }
-    VT_MEMBER unsigned largest(const Eight& raw) const {
-        unsigned pair = larger_pair<false>(largest_codes(raw.x), largest_codes(raw.y));
+    VT_MEMBER unsigned largest(const Piece& raw) const {
+        unsigned words[W / 4];
+        words_of(words, raw);
+        unsigned pair = largest_codes(words[0]);
+#pragma unroll
+        for (int i = 1; i < W / 4; ++i) pair = larger_pair<false>(pair, largest_codes(words[i]));
         return larger(pair & 0xffffu, pair >> 16);
     }
     VT_MEMBER unsigned size(unsigned top) const { return (unsigned)vt_bits(vt_abs(through_scale(top))); }
@@ -243,33 +259,49 @@ struct Codes {
     VT_MEMBER float through_scale(unsigned code) const { return e4m3_value(code) * scale; }
 };
 
+VT_FN void put_codes(unsigned char* out, i64 at, const float (&v)[8], float inverse) {
+    float q[8];
+    products(q, v, inverse);
+    store_e4m3(out, at, q, 0x7fu);
+}
+
+VT_FN void put_codes(unsigned char* out, i64 at, const float (&v)[16], float inverse) {
+    float q[16];
+    products(q, v, inverse);
+    unsigned w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = e4m3_pair(q[4 * i], q[4 * i + 1]) | e4m3_pair(q[4 * i + 2], q[4 * i + 3]) << 16;
+    *(uint4*)(out + at) = {w[0], w[1], w[2], w[3]};
+}
+
 #define TILE_SIZES i64 rows, i64 width, i64 high, i64 wide
 #define TILE_RESULTS unsigned char *out, float *scales, i64 rule
 
-// A tile of SIDE x SIDE, 16 lanes across, in the registers of 256 threads; rows are whole vectors.
+// A tile of SIDE x SIDE in the registers of 256 threads, a piece of WIDTH neighbours each in every step; rows are of whole
+// pieces.
 template <class SOURCE> VT_FN void cast_tile(SOURCE source, TILE_SIZES, TILE_RESULTS) {
+    constexpr int WIDTH = SOURCE::WIDTH, LANES = SIDE / WIDTH, APART = 256 / LANES, STEPS = SIDE / APART;
     __shared__ unsigned tops[8];
     i64 across = (width + SIDE - 1) / SIDE, down = blockIdx.x / across, tile = blockIdx.x;
-    i64 row = down * SIDE + (threadIdx.x >> 4), column = (tile - down * across) * SIDE + (threadIdx.x & 15) * 8;
+    i64 row = down * SIDE + threadIdx.x / LANES, column = (tile - down * across) * SIDE + threadIdx.x % LANES * WIDTH;
     int left = column < width && row < rows ? (int)(rows - row < SIDE ? rows - row : SIDE) : 0;  // rows from mine on
-    typename SOURCE::Eight raw[STEPS];
+    typename SOURCE::Piece raw[STEPS];
     source.begin(tile);
 #pragma unroll
     for (int d = 0; d < STEPS; ++d)
-        if (16 * d < left) raw[d] = source.eight(row + 16 * d, column);
+        if (APART * d < left) raw[d] = source.piece(row + APART * d, column);
     unsigned top = 0;
 #pragma unroll
     for (int d = 0; d < STEPS; ++d)
-        if (16 * d < left) top = larger(top, source.largest(raw[d]));
+        if (APART * d < left) top = larger(top, source.largest(raw[d]));
     float scale = e4m3_cast_scale(source.size(largest_of_block(top, tops)), (int)rule), inverse = 1.0f / scale;
     if (threadIdx.x == 0) scales[tile] = scale;
 #pragma unroll
     for (int d = 0; d < STEPS; ++d) {
-        if (16 * d >= left) continue;
-        float v[8], q[8];
+        if (APART * d >= left) continue;
+        float v[WIDTH];
         source.values(v, raw[d]);
-        products(q, v, inverse);
-        store_e4m3(out, (row + 16 * d) * width + column, q, 0x7fu);
+        put_codes(out, (row + APART * d) * width + column, v, inverse);
     }
 }
 
@@ -303,43 +335,65 @@ template <class SOURCE> VT_FN void cast_tile_any(SOURCE source, TILE_SIZES, TILE
                                                            TILE_RESULTS) {                                             \
         CAST(SOURCE, TILE_ARGUMENTS);                                                                                  \
     }
-#define TILE_OF_CODES(NAME, CAST)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256) NAME(TILE_SIZES, const unsigned char* codes,                     \
-                                                           const float* before, TILE_RESULTS) {                        \
-        CAST((Codes{codes, width, before, 0.0f}), TILE_ARGUMENTS);                                                     \
+#ifndef REQUANT_BLOCKS
+#define REQUANT_BLOCKS 6
+#endif
+#define TILE_OF_CODES(NAME, CAST, W, BLOCKS)                                                                           \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME(TILE_SIZES, const unsigned char* codes,             \
+                                                                   const float* before, TILE_RESULTS) {                \
+        CAST((Codes<W>{codes, width, before, 0.0f}), TILE_ARGUMENTS);                                                  \
     }
 TILE_OF_FLOATS(cast_tile_bf16, cast_tile, (Brains{(const uint4*)x, stride}))
 TILE_OF_FLOATS(cast_tile_v8, cast_tile, (Floats{x, stride, (int)kind}))
 TILE_OF_FLOATS(cast_tile_any_floats, cast_tile_any, (Floats{x, stride, (int)kind}))
-TILE_OF_CODES(requant_tile_v8, cast_tile)
-TILE_OF_CODES(requant_tile_any, cast_tile_any)
+TILE_OF_CODES(requant_tile_v16, cast_tile, 16, REQUANT_BLOCKS)
+TILE_OF_CODES(requant_tile_v8, cast_tile, 8, 5)
+TILE_OF_CODES(requant_tile_any, cast_tile_any, 8, 5)
 
-// Scales [M, G] turned, in tiles of 32 x 32: element (m, c) of the result is at m * row_step + c * column_step; rows up
-// to `padded` are 0. Packed, an element is the exponents of four groups.
+// Scales [M, G] turned, in tiles of 32 rows x 8 columns: element (m, c) of the result is at m * row_step + c * column_step;
+// rows up to `padded` are 0. Packed, an element is the exponents of four groups, read at once where `wide`.
 extern "C" __global__ void __launch_bounds__(256) scale_columns(
     i64 rows, i64 groups, i64 columns, const float* scales, i64 stride, unsigned* out, i64 row_step, i64 column_step,
-    i64 padded, i64 packed) {
-    __shared__ unsigned turned[32][33];
-    unsigned across = (unsigned)((columns + 31) >> 5), down = blockIdx.x / across;
-    i64 row = (i64)down << 5, column = (i64)(blockIdx.x - down * across) << 5;
-    int x = threadIdx.x & 31, y = threadIdx.x >> 5;
-    unsigned word[4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int r = y + 8 * i;
-        if (row + r >= rows || column + x >= columns) continue;
-        const unsigned* from = (const unsigned*)scales + (row + r) * stride + (column + x) * (packed ? 4 : 1);
-        if (!packed) word[i] = from[0];
-        else
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                if ((column + x) * 4 + j < groups) word[i] |= (from[j] >> 23 & 0xffu) << 8 * j;
+    i64 padded, i64 packed, i64 wide) {
+    __shared__ unsigned turned[8 * 36];  // a warp's four rows of eight columns are in different banks
+    const unsigned across = ((unsigned)columns + 7) >> 3, down = blockIdx.x / across;
+    const i64 row = (i64)down << 5, column = (i64)(blockIdx.x - down * across) << 3;
+    int x = threadIdx.x & 7, y = threadIdx.x >> 3;
+    unsigned word = 0;
+    if (row + y < rows && column + x < columns) {
+        const unsigned* from = (const unsigned*)scales + (row + y) * stride;
+        if (!packed) {
+            word = from[column + x];
+        } else if (wide) {
+            const uint4 four = ((const uint4*)from)[column + x];
+            word = (four.x >> 23 & 0xffu) | (four.y >> 23 & 0xffu) << 8 | (four.z >> 23 & 0xffu) << 16 |
+                   (four.w >> 23 & 0xffu) << 24;
+        } else {
+            for (int j = 0; j < 4 && (column + x) * 4 + j < groups; ++j)
+                word |= (from[(column + x) * 4 + j] >> 23 & 0xffu) << 8 * j;
+        }
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) turned[y + 8 * i][x] = word[i];
+    turned[x * 36 + y] = word;
     __syncthreads();
-#pragma unroll
-    for (int c = y; c < 32; c += 8)
-        if (row + x < padded && column + c < columns)
-            out[(row + x) * row_step + (column + c) * column_step] = turned[x][c];
+    x = threadIdx.x & 31, y = threadIdx.x >> 5;
+    if (row + x < padded && column + y < columns)
+        out[(row + x) * row_step + (column + y) * column_step] = turned[y * 36 + x];
+}
+
+// The same for floats whose rows are of whole fours, into columns at multiples of 16 bytes: tiles of 32 x 32, four neighbours
+// a thread and then four rows.
+extern "C" __global__ void __launch_bounds__(256) scale_columns_v4(
+    i64 rows, i64 groups, const uint4* scales, i64 stride, uint4* out, i64 column_step) {
+    __shared__ unsigned turned[32 * 33];
+    const unsigned across = ((unsigned)groups + 31) >> 5, down = blockIdx.x / across;
+    const i64 row = (i64)down << 5, column = (i64)(blockIdx.x - down * across) << 5;
+    const int x = threadIdx.x & 7, y = threadIdx.x >> 3;
+    uint4 four = {};
+    if (row + y < rows && column + 4 * x < groups) four = scales[((row + y) * stride + column) / 4 + x];
+    unsigned* to = turned + 4 * x * 33 + y;
+    to[0] = four.x, to[33] = four.y, to[66] = four.z, to[99] = four.w;
+    __syncthreads();
+    const unsigned* from = turned + y * 33 + 4 * x;
+    if (column + y < groups && row + 4 * x < rows)
+        out[((column + y) * column_step + row) / 4 + x] = {from[0], from[1], from[2], from[3]};
 }

@@ -7,38 +7,36 @@
 //    block's four lanes finds the exponent of one of four blocks.
 // That of the transform:
 // 1. transform_few: a thread a row.
-// 2. transform: 32 elements a thread, so that five levels need no other thread, and up to three rounds of those, with
-//    shared memory between them.
+// 2. transform_32, for float32: 32 elements a thread, so that five levels need no other thread, and up to three rounds of
+//    those, with shared memory between them: 17, 86 and 127 us for 8192 x 1024, 8192 x 4096 and 1024 x 32768 of bfloat16.
+// 3. transform.cuh: rows of 2-byte elements come by cp.async while others are summed up, and leave as 16-byte stores; up to
+//    512 elements in the lanes of a warp: 7.9, 37 and 48 us.
 // That of the rotation:
-// 1. A thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory four
-//    elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one
-//    of their own, are no help, and the products, not the bytes, take the time.
-#include "fp4.cuh"
-#include "fp8_scales.cuh"
+// 1. rotate_by_any: a thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory
+//    four elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one
+//    of their own, are no help, and the products, not the bytes, take the time: 98 us for 8192 x 4096 by 32, 270 by 128.
+// 2. rotation.cuh: where the matrix is Sylvester's, which each block looks up, columns share what their sums have in
+//    common: 171 multiply-adds of a chain of 16 for its 16 columns, whatever the size of the matrix, in place of 256 a
+//    column and more. What takes the time are instructions, some 27 an element, a third of them for the code.
+#include "once.cuh"
+#include "rotated_codes.cuh"
+#include "transform.cuh"
 
 #define DEPTH 4  // vectors a thread of mx_bf16_deep, device/mxfp4.py
-#define BLOCK 32
-#define TINY vt_float(0x322bcc77)  // float32(1e-8)
 
-// The exponent's byte of a block that is `top` large: from 1.75 times a power of two on the next one.
+// The exponent's byte of a block that is `top` large, at most 253: from 1.75 times a power of two on the next one.
 VT_FN unsigned mx_exponent(unsigned top) {
     int byte = (int)((top + 0x200000u) >> 23) - 2;
-    return byte < 0 ? 0u : byte > 254 ? 254u : (unsigned)byte;
+    return byte < 0 ? 0u : (unsigned)byte;
 }
 
-// 2^(127 - byte), for a byte below 255. A comparison of the byte with 254 instead of the maximum is merged with the clamp
-// before it by ptxas 13.0 for sm_90a, and comes out the wrong way round.
-VT_FN float mx_factor(unsigned byte) { return vt_float((int)larger((254u - byte) << 23, 0x00400000u)); }
+// 2^(127 - byte), for a byte below 254.
+VT_FN float mx_factor(unsigned byte) { return vt_float((int)((254u - byte) << 23)); }
 
 VT_FN unsigned mx_word(float (&v)[8], float factor, bool native) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] *= factor;
     return native ? e2m1_word<true>(v) : e2m1_word<false>(v);
-}
-
-VT_FN void put_bytes(unsigned char* out, unsigned word) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) out[j] = (unsigned char)(word >> 8 * j);
 }
 
 #define MX_PARAMETERS                                                                                                  \
@@ -81,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256) mx_bf16_deep(MX_PARAMETERS) {
     unsigned tops[DEPTH], pairs[DEPTH / 2];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
-        if (d * 256 < left) raw[d] = vectors[d * 256];
+        if (d * 256 < left) raw[d] = load_once(vectors + d * 256);
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) tops[d] = d * 256 < left ? largest_pair<false>(raw[d]) : 0u;
 #pragma unroll
@@ -104,13 +102,6 @@ extern "C" __global__ void __launch_bounds__(256) mx_bf16_deep(MX_PARAMETERS) {
     }
 }
 
-VT_FN unsigned parity_of(unsigned bits) {
-    bits ^= bits >> 16;
-    bits ^= bits >> 8;
-    bits ^= bits >> 4;
-    return 0x6996u >> (bits & 15u) & 1u;
-}
-
 // Sylvester's matrix of 1 << log2n columns, eight elements a thread (fewer where a row has fewer); unit: the bits of
 // n^-0.5 in bfloat16; wide: 16-byte stores.
 extern "C" __global__ void __launch_bounds__(256) hadamard_matrix(i64 log2n, i64 count, i64 unit, unsigned short* out,
@@ -124,14 +115,8 @@ extern "C" __global__ void __launch_bounds__(256) hadamard_matrix(i64 log2n, i64
         }
         return;
     }
-    unsigned row = (unsigned)(first >> log2n), column = (unsigned)(first & ((1ll << log2n) - 1)), w[4];
-    unsigned sign = parity_of(row & column);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        unsigned low = sign ^ (i & 1 ? row >> 1 & 1u : 0u) ^ (i & 2 ? row >> 2 & 1u : 0u);
-        w[i] = ((unsigned)unit | low << 15) | ((unsigned)unit | (low ^ (row & 1u)) << 15) << 16;
-    }
-    *(uint4*)(out + first) = {w[0], w[1], w[2], w[3]};
+    unsigned row = (unsigned)(first >> log2n), column = (unsigned)(first & ((1ll << log2n) - 1));
+    *(uint4*)(out + first) = sylvester_word(row, column, (unsigned)unit);
 }
 
 // Rows of 1 to 16 elements, one a thread.
@@ -243,163 +228,55 @@ VT_FN void transform(i64 rows, int log2n, int threads, const void* x, int kind, 
         VT_ASSUME(ASSUMED);                                                                                            \
         transform(rows, (int)log2n, (int)threads, x, (int)kind, out, factor, (float*)memory);                          \
     }
-TRANSFORM(transform_16, (int)kind != F32)
 TRANSFORM(transform_32, (int)kind == F32)
 
-#define ROTATED 4096  // sums of 128 threads, device/mxfp4.py
-#define CHAIN 16      // products of a chain of the mirror's order
-#define PITCH 36      // between blocks of 32 sums in shared memory: eight lanes that read four each are in different banks
+// Blocks of a multiprocessor, device/mxfp4.py.
+#define RESIDENT_ROWS(LOG, PART) ((LOG) < 12 ? 8 : (PART) == 5 ? 6 : (LOG) < 14 ? 4 : (LOG) == 14 ? 2 : 1)
+#define TRANSFORM_ROWS(LOG, PART, NAME, KIND)                                                                          \
+    extern "C" __global__ void __launch_bounds__(Transform<LOG, PART, KIND>::THREADS, RESIDENT_ROWS(LOG, PART))        \
+        transform_##NAME##_##LOG(i64 rows, i64 blocks, const uint4* x, uint4* out, float factor, i64 little) {         \
+        VT_SHARED(memory);                                                                                             \
+        Transform<LOG, PART, KIND>::run(rows, blocks, x, out, factor, little != 0, memory);                            \
+    }
+#define TRANSFORMS_ROWS(LOG, PART)                                                                                     \
+    TRANSFORM_ROWS(LOG, PART, bf16, BF16)                                                                              \
+    TRANSFORM_ROWS(LOG, PART, f16, F16)
+TRANSFORMS_ROWS(10, 5)
+TRANSFORMS_ROWS(11, 5)
+TRANSFORMS_ROWS(12, 5)
+TRANSFORMS_ROWS(13, 6)
+TRANSFORMS_ROWS(14, 6)
+TRANSFORMS_ROWS(15, 6)
 
-enum { QUEST = 0, ABS_MAX = 1 };  // device/mxfp4.py: METHODS
-
-// A block's sums as MXFP4: the byte of its scale, and codes in w.
-VT_FN unsigned mx_of_sums(unsigned (&w)[4], const float (&y)[BLOCK], int method) {
-    float statistic;
-    if (method == ABS_MAX) {
-        unsigned top = 0;
-#pragma unroll
-        for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[j]) & 0x7fffffffu);
-        statistic = vt_float((int)top) + TINY;
-    } else {
-        float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int j = 0; j < BLOCK; ++j) {
-            sum += y[j];
-            squares += y[j] * y[j];
-        }
-        float mean = sum / 32.0f, variance = squares / 32.0f - mean * mean;
-        float deviation = variance < 0.0f ? 1.0f : sqrtf(variance);
-        statistic = deviation * vt_float(0x3ef96285)  /* float32(2.92247856 / 6) */ + TINY;
+#define TRANSFORM_LANES(NAME, KIND)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(128, 8) transform_##NAME##_lanes(                                     \
+        i64 count, i64 log2n, i64 blocks, const uint4* x, uint4* out, float factor) {                                  \
+        __shared__ uint4 memory[512];                                                                                  \
+        transform_in_lanes<KIND>(count, (int)log2n, blocks, x, out, factor, memory);                                   \
     }
-    unsigned byte = (unsigned)vt_bits(statistic) >> 23 & 0xffu;
-    float factor = byte == 255u ? VT_NAN : mx_factor(byte), v[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = method == ABS_MAX ? y[8 * i + j] * 3.0f : y[8 * i + j];
-        w[i] = mx_word(v, factor, false);
-    }
-    return byte;
-}
-
-// The sums from FIRST on as NVFP4: the code of the scale of 16, and theirs in two words.
-template <int FIRST> VT_FN unsigned nv_of_sums(unsigned (&w)[4], const float (&y)[BLOCK], float global) {
-    float size = 0.0f, back = global == 0.0f ? 0.0f : 1.0f / global, v[8];
-#pragma unroll
-    for (int j = 0; j < 16; ++j) size = fmaxf(size, vt_abs(y[FIRST + j]));
-    unsigned code = e4m3_code(global * (size * vt_float(0x3e2aaaab)));
-    float step = e4m3_value(code) * back, factor = step == 0.0f ? 0.0f : 1.0f / step;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = y[FIRST + 8 * i + j];
-        w[FIRST / 8 + i] = mx_word(v, factor, false);
-    }
-    return code;
-}
-
-VT_FN void four_of(float (&v)[4], const uint4& bits) {
-    v[0] = vt_float((int)bits.x), v[1] = vt_float((int)bits.y);
-    v[2] = vt_float((int)bits.z), v[3] = vt_float((int)bits.w);
-}
-
-// ROTATED elements of x, contiguous, as vectors of R: each times h. Thread (q, g) has columns 4 q ... 4 q + 3 of vectors
-// g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in different banks.
-template <int R, class F>
-VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, F&& quantise) {
-    constexpr int QUADS = R / 4, GROUPS = 128 / QUADS, STEP = R + 4, VECTORS = ROTATED / R, OWN = VECTORS / GROUPS;
-    __shared__ uint4 words[(VECTORS * STEP > 128 * PITCH ? VECTORS * STEP : 128 * PITCH) / 4];
-    i64 base = (i64)blockIdx.x * ROTATED;
-    int left = count - base < ROTATED ? (int)(count - base) : ROTATED, thread = (int)threadIdx.x;
-    for (int n = thread; n < ROTATED / 8; n += 128) {
-        float v[8] = {};
-        if (n * 8 < left) {
-            if (aligned) load(v, x, base + n * 8, BF16);
-            else
-#pragma unroll
-                for (int j = 0; j < 8; ++j) v[j] = widen_bf16(x[base + n * 8 + j]);
-        }
-        put(words, n * 8 / R * STEP + n * 8 % R, narrow(v, F32), F32);
-    }
-    __syncthreads();
-    int quad = thread % QUADS, group = thread / QUADS;
-    float total[OWN][4] = {};
-#pragma unroll 1
-    for (int chain = 0; chain < R / CHAIN; ++chain) {
-        float by[CHAIN][4];
-#pragma unroll
-        for (int k = 0; k < CHAIN; ++k) {
-            const uint2 four = h[(chain * CHAIN + k) * QUADS + quad];
-            by[k][0] = widen_bf16(four.x & 0xffffu), by[k][1] = widen_bf16(four.x >> 16);
-            by[k][2] = widen_bf16(four.y & 0xffffu), by[k][3] = widen_bf16(four.y >> 16);
-        }
-#pragma unroll
-        for (int m = 0; m < OWN; ++m) {
-            const uint4* row = words + ((m * GROUPS + group) * STEP + chain * CHAIN) / 4;
-            float sum[4] = {};
-#pragma unroll
-            for (int k = 0; k < CHAIN; k += 4) {
-                float four[4];
-                four_of(four, row[k / 4]);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) sum[c] = vt_fma(four[i], by[k + i][c], sum[c]);
-            }
-#pragma unroll
-            for (int c = 0; c < 4; ++c) total[m][c] += sum[c];
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int m = 0; m < OWN; ++m) {
-        int at = (m * GROUPS + group) * R + 4 * quad;
-        words[((at >> 5) * PITCH + (at & 31)) / 4] = {(unsigned)vt_bits(total[m][0]), (unsigned)vt_bits(total[m][1]),
-                                                      (unsigned)vt_bits(total[m][2]), (unsigned)vt_bits(total[m][3])};
-    }
-    __syncthreads();
-    if (thread * 32 >= left) return;
-    float y[BLOCK];
-#pragma unroll
-    for (int i = 0; i < BLOCK / 4; ++i) {
-        float four[4];
-        four_of(four, words[thread * (PITCH / 4) + i]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) y[4 * i + j] = four[j];
-    }
-    quantise(base / 32 + thread, y, left - thread * 32);
-}
-
-VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide) {
-    if (wide && count == 4) *(uint4*)out = {w[0], w[1], w[2], w[3]};
-    else
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (i < count) put_bytes(out + 4 * i, w[i]);
-}
+TRANSFORM_LANES(bf16, BF16)
+TRANSFORM_LANES(f16, F16)
 
 #define ROTATE_PARAMETERS                                                                                              \
-    i64 count, const unsigned short *x, const uint2 *h, unsigned char *out, unsigned char *scales, i64 aligned, i64 wide
-#define ROTATE_MX(R)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128, 3) rotate_mx_##R(ROTATE_PARAMETERS, i64 method) {                \
-        rotate<R>(count, x, h, aligned, [&](i64 block, const float(&y)[BLOCK], int) {                                  \
-            unsigned w[4];                                                                                             \
-            scales[block] = (unsigned char)mx_of_sums(w, y, (int)method);                                              \
-            put_words(out + block * 16, w, 4, wide != 0);                                                              \
-        });                                                                                                            \
+    i64 count, const unsigned short *x, const uint2 *h, unsigned char *out, unsigned char *scales, i64 aligned,        \
+        i64 wide, i64 blocks
+#define ROTATE_MX(NAME, METHOD, R)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(128, RESIDENT) NAME##_##R(ROTATE_PARAMETERS) {                     \
+        rotate<R>(count, x, h, aligned, blocks, ToMx<METHOD>{out, scales, wide != 0});                                 \
     }
 #define ROTATE_NV(R)                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(128, 3) rotate_nv_##R(ROTATE_PARAMETERS, const float* global) {       \
-        rotate<R>(count, x, h, aligned, [&](i64 block, const float(&y)[BLOCK], int left) {                             \
-            unsigned w[4];                                                                                             \
-            scales[2 * block] = (unsigned char)nv_of_sums<0>(w, y, global[0]);                                         \
-            if (left > 16) scales[2 * block + 1] = (unsigned char)nv_of_sums<16>(w, y, global[0]);                     \
-            put_words(out + block * 16, w, left > 16 ? 4 : 2, wide != 0);                                              \
-        });                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(128, RESIDENT) rotate_nv_##R(ROTATE_PARAMETERS,                    \
+                                                                                 const float* global) {                \
+        const float factor = global[0];                                                                                \
+        rotate<R>(count, x, h, aligned, blocks,                                                                        \
+                  ToNv{out, scales, wide != 0, factor, factor == 0.0f ? 0.0f : 1.0f / factor});                        \
     }
-ROTATE_MX(32)
-ROTATE_MX(64)
-ROTATE_MX(128)
+ROTATE_MX(rotate_quest, QUEST, 32)
+ROTATE_MX(rotate_quest, QUEST, 64)
+ROTATE_MX(rotate_quest, QUEST, 128)
+ROTATE_MX(rotate_abs_max, ABS_MAX, 32)
+ROTATE_MX(rotate_abs_max, ABS_MAX, 64)
+ROTATE_MX(rotate_abs_max, ABS_MAX, 128)
 ROTATE_NV(16)
 ROTATE_NV(32)
 ROTATE_NV(64)

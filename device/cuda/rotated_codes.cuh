@@ -1,0 +1,234 @@
+// Vectors times a matrix, in the mirror's order of sums, and what becomes of the sums: MXFP4 or NVFP4.
+#pragma once
+#include "e2m1_steps.cuh"
+#include "fp4.cuh"
+#include "fp8_scales.cuh"
+#include "rotation.cuh"
+
+#define BLOCK 32
+#define TINY vt_float(0x322bcc77)  // float32(1e-8)
+#define ROTATED 4096  // sums of 128 threads by any matrix
+#define CHAIN 16      // products of a chain of the mirror's order
+#define HALF 4        // of them whose factors wait in registers
+#define FOUR 4        // vectors whose chains a thread has under way
+#define PITCH 36      // between blocks of 32 sums in shared memory: eight lanes that read four each are in different banks
+
+VT_FN void put_bytes(unsigned char* out, unsigned word) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out[j] = (unsigned char)(word >> 8 * j);
+}
+
+enum { QUEST = 0, ABS_MAX = 1 };
+
+// The byte of a block's scale out of its 32 sums.
+template <int METHOD> VT_FN unsigned mx_scale(const float (&y)[BLOCK]) {
+    float statistic;
+    if (METHOD == ABS_MAX) {
+        unsigned top = 0;
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[j]) & 0x7fffffffu);
+        statistic = vt_float((int)top) + TINY;
+    } else {
+        float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j) {
+            sum += y[j];
+            squares += y[j] * y[j];
+        }
+        float mean = sum / 32.0f, variance = squares / 32.0f - mean * mean;
+        float deviation = variance < 0.0f ? 1.0f : sqrtf(variance);
+        statistic = deviation * vt_float(0x3ef96285)  /* float32(2.92247856 / 6) */ + TINY;
+    }
+    return (unsigned)vt_bits(statistic) >> 23 & 0xffu;
+}
+
+VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide) {
+    if (wide && count == 4) *(uint4*)out = {w[0], w[1], w[2], w[3]};
+    else if (wide) *(uint2*)out = {w[0], w[1]};
+    else
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (i < count) put_bytes(out + 4 * i, w[i]);
+}
+
+// 32 sums as MXFP4, those of element `at` and the next. A product with 3 is at most 6 times the scale, and no scale is
+// below 1e-8 / 2.
+template <int METHOD> struct ToMx {
+    unsigned char *out, *scales;
+    bool wide;
+
+    VT_MEMBER void put_run(i64 at, const float (&y)[BLOCK], int) const {
+        const unsigned byte = mx_scale<METHOD>(y);
+        float one = vt_float((int)(byte << 23)), z[BLOCK];
+        unsigned w[4];
+#pragma unroll
+        for (int j = 0; j < BLOCK; ++j) z[j] = METHOD == ABS_MAX ? y[j] * 3.0f : y[j];
+        if (byte >= 253u) {  // where a product with 3 may be infinite, and a power of two of its own
+            one = vt_float((int)(byte - 8u << 23));
+#pragma unroll
+            for (int j = 0; j < BLOCK; ++j) z[j] = fmaxf(fminf(z[j] * 0x1p-8f, 6.0f * one), -6.0f * one);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float v[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[j] = z[8 * i + j];
+            w[i] = e2m1_steps<METHOD == ABS_MAX>(v, one);
+            if (byte == 255u) w[i] = 0x77777777u;
+        }
+        scales[at / BLOCK] = (unsigned char)byte;
+        put_words(out + at / 2, w, 4, wide);
+    }
+};
+
+// As NVFP4, in halves of 16 of which the second may be missing.
+struct ToNv {
+    unsigned char *out, *scales;
+    bool wide;
+    float global, back;
+
+    template <int FIRST, int N> VT_MEMBER void sixteen(unsigned* w, i64 at, const float (&y)[N]) const {
+        float size = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) size = fmaxf(size, vt_abs(y[FIRST + j]));
+        const unsigned code = e4m3_code(global * (size * vt_float(0x3e2aaaab)));
+        const float step = e4m3_value(code) * back, factor = step == 0.0f ? 0.0f : 1.0f / step;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float v[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[j] = a_number(y[FIRST + 8 * i + j] * factor);
+            w[i] = e2m1_steps<false>(v, 1.0f);
+        }
+        scales[at / 16] = (unsigned char)code;
+    }
+    template <int N> VT_MEMBER void put_run(i64 at, const float (&y)[N], int left) const {
+        unsigned w[4];
+        sixteen<0>(w, at, y);
+        if constexpr (N > 16)
+            if (left > 16) sixteen<16>(w + 2, at + 16, y);
+        put_words(out + at / 2, w, N > 16 && left > 16 ? 4 : 2, wide);
+    }
+};
+
+// ROTATED elements of x from `base` on, contiguous, as vectors of R: each times h, whatever it holds. Thread (q, g) has
+// columns 4 q ... 4 q + 3 of vectors g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in
+// different banks.
+template <int R, class TO>
+VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short* x, const uint2* h, i64 aligned, const TO& to) {
+    constexpr int QUADS = R / 4, GROUPS = 128 / QUADS, STEP = R + 4, VECTORS = ROTATED / R, OWN = VECTORS / GROUPS;
+    int left = count - base < ROTATED ? (int)(count - base) : ROTATED, thread = (int)threadIdx.x;
+    for (int n = thread; n < ROTATED / 8; n += 128) {
+        float v[8] = {};
+        if (n * 8 < left) {
+            if (aligned) load(v, x, base + n * 8, BF16);
+            else
+#pragma unroll
+                for (int j = 0; j < 8; ++j) v[j] = widen_bf16(x[base + n * 8 + j]);
+        }
+        put(words, n * 8 / R * STEP + n * 8 % R, narrow(v, F32), F32);
+    }
+    __syncthreads();
+    int quad = thread % QUADS, group = thread / QUADS;
+    float total[OWN][4] = {};
+#pragma unroll
+    for (int some = 0; some < OWN; some += FOUR) {
+        float sum[FOUR][4];
+#pragma unroll 1
+        for (int k = 0; k < R; k += HALF) {
+            if (k % CHAIN == 0)
+#pragma unroll
+                for (int m = 0; m < FOUR; ++m)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) sum[m][c] = 0.0f;
+            float by[HALF][4];
+#pragma unroll
+            for (int i = 0; i < HALF; ++i) {
+                const uint2 four = h[(k + i) * QUADS + quad];
+                by[i][0] = widen_bf16(four.x & 0xffffu), by[i][1] = widen_bf16(four.x >> 16);
+                by[i][2] = widen_bf16(four.y & 0xffffu), by[i][3] = widen_bf16(four.y >> 16);
+            }
+#pragma unroll
+            for (int m = 0; m < FOUR; ++m) {
+                const uint4* row = words + (((some + m) * GROUPS + group) * STEP + k) / 4;
+#pragma unroll
+                for (int i = 0; i < HALF; i += 4) {
+                    float four[4];
+                    four_floats(four, 0, row[i / 4]);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)
+#pragma unroll
+                        for (int c = 0; c < 4; ++c) sum[m][c] = vt_fma(four[j], by[i + j][c], sum[m][c]);
+                }
+                if (k % CHAIN + HALF == CHAIN)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) total[some + m][c] += sum[m][c];
+            }
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < OWN; ++m) {
+        int at = (m * GROUPS + group) * R + 4 * quad;
+        words[((at >> 5) * PITCH + (at & 31)) / 4] = four_bits(total[m], 0);
+    }
+    __syncthreads();
+    if (thread * 32 < left) {
+        float y[BLOCK];
+#pragma unroll
+        for (int i = 0; i < BLOCK / 4; ++i) four_floats(y, 4 * i, words[thread * (PITCH / 4) + i]);
+        to.put_run(base + thread * 32, y, left - thread * 32);
+    }
+    __syncthreads();
+}
+
+#define RESIDENT 5  // blocks of a multiprocessor, device/mxfp4.py
+
+VT_FN i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+
+// Runs of 32 elements of all of x (16, where R is), 32 of them a warp at a time, one a lane; `blocks`: of the grid.
+template <int R, class TO>
+VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, i64 blocks, const TO& to) {
+    constexpr int HELD = R == 16 ? 16 : 32, P = HELD / 8, STEP = R + 4, SEEN = R > 32 ? 32 * 9 : 0;
+    constexpr int ANY = (ROTATED / R * STEP > 128 * PITCH ? ROTATED / R * STEP : 128 * PITCH) / 4;
+    constexpr int OWN = R == 16 ? 0 : 32 * P + SEEN;  // of a warp
+    __shared__ uint4 memory[4 * OWN > ANY ? 4 * OWN : ANY];
+    if (!aligned || !to.wide || !is_sylvester<R>((const uint4*)h, (unsigned*)memory)) {
+        for (i64 base = (i64)blockIdx.x * ROTATED; base < count; base += blocks * ROTATED)
+            rotate_by_any<R>(memory, base, count, x, h, aligned, to);
+        return;
+    }
+    const float c = widen_bf16(h[0].x & 0xffffu);
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const uint4* pieces = (const uint4*)x;
+    const i64 runs = count / HELD, next = blocks * 128;
+    uint4 *mine = memory + warp * OWN, *between = mine + 32 * P, low = {}, high = {};
+    i64 first = ((i64)blockIdx.x * 4 + warp) * 32;
+    // Runs on their way while others are made codes of: into shared memory, so that loads are of neighbours, or two pieces
+    // into registers.
+    auto send = [&](i64 from) {
+        if constexpr (R == 16) {
+            if (from + lane < runs) low = pieces[(from + lane) * 2], high = pieces[(from + lane) * 2 + 1];
+        } else if (from < runs) {
+            send_for_runs<HELD>(mine, pieces + from * P, (int)smaller(runs - from, 32));
+        }
+    };
+    send(first);
+    for (; first < runs; first += next) {
+        float y[HELD];
+        if constexpr (R == 16) {
+            chain_of_pieces(y, low, high, c);
+        } else {
+            copies_arrive();
+            warp_meets();
+#pragma unroll
+            for (int b = 0; b < 2; ++b)
+                chain_of_pieces(y + 16 * b, mine[place_of_piece<P>(lane * P + 2 * b)],
+                                mine[place_of_piece<P>(lane * P + 2 * b + 1)], c);
+            warp_meets();
+        }
+        send(first + next);
+        if constexpr (R > 16) join_lanes<R>(y, between);
+        if (first + lane < runs) to.put_run((first + lane) * HELD, y, HELD);
+    }
+}
