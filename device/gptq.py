@@ -9,6 +9,7 @@ from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, kind, results, start, vectors
 from .scratch import scratch
 from .w4a16 import Weights, aligned, fits, plain_product, product
+from .packed_loaded import loaded_product, loads
 
 _FAMILY = "gptq"
 judged_by_norm("gptq_gemm")
@@ -55,7 +56,8 @@ def gptq_gemm(
     group = depth // len(b_gptq_scales)
     if bits == 4 and groups is None and fits(columns, depth, group):
         beside = (settled(array) for array in (b_q_weight, b_gptq_scales, b_gptq_qzeros))
-        product(op, _FAMILY, x, Weights("gptq4", 4, *beside, group, offset, int(not use_exllama)), target)
+        weights = Weights("exllama4" if use_exllama else "gptq4", 4, *beside, group, offset)
+        (loaded_product if loads(x, weights) else product)(op, _FAMILY, x, weights, target)
         return target
     values = scratch.array("w4a16 weights", (depth, columns), a.dtype)
     layout = SHUFFLED if use_exllama else DOWN
