@@ -1,7 +1,6 @@
 """W4A8's products on a GPU, dense and by experts: launchers of cuda/w4a8_matmul.cu.
 
-Hopper's tensor cores take them by the warp group, those of other GPUs from sm_89 on by the warp; older GPUs sum in the
-mirror's order. Words that lie column
+Tensor cores of 8-bit operands take them from sm_89 on; other GPUs sum in the mirror's order. Words that lie column
 after column, as vLLM's do, are read where they are; others are copied first.
 """
 
@@ -15,14 +14,13 @@ from vtlab.ops.dtypes import dtype
 from .codes import WORD, settled
 from .judged import judged_by_norm
 from .launch import PROVIDER, results, start, vectors
-from .packed_loaded import Form
 from .runtime import current
 from .scratch import scratch
 
 _FAMILY = "w4a8_matmul"
 _BFLOAT16 = dtype("bfloat16")
-_TENSOR_CORES, _HOPPER, _PARTS, _GROUP = (8, 9), (9, 0), 8, 128
-"""The least capability with tensor cores of e4m3; parts that K is cut into and k of a group, as in the .cu file."""
+_TENSOR_CORES, _PARTS = (8, 9), 8
+"""The least capability with tensor cores of e4m3; parts that K is cut into, as in the .cu file."""
 for _op in ("cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"):
     judged_by_norm(_op, coarse=True)
 
@@ -41,8 +39,6 @@ class _Form(NamedTuple):
 
 
 _FORMS = (_Form(1, 2, 4), _Form(2, 2, 3), _Form(4, 4, 3))
-_LOADED, _OWN = (Form(16, 1, 4, 2), Form(64, 1, 2, 4), Form(128, 2, 1, 4)), 4096 + 512
-"""Hopper's kernels, by rows; bytes that 64 columns have of a stage."""
 
 
 def by_columns(b_q):
@@ -65,30 +61,15 @@ def _product(op: str, a, words, tables, channel, token, experts: int, offsets, s
         start(op, _FAMILY, "exact_w4a8", rows * (columns // 128), (128, 1), args)
         return
     average = -(-rows // experts) if experts else 0
-    if offsets is not None:
-        start(op, _FAMILY, "w4a8_left_out", rows, (128, 1), [rows, columns, experts, offsets, sizes, target])
-    if current().capability() == _HOPPER:
-        loaded = next((each for each in _LOADED if average <= each.rows), _LOADED[-1])
-        _loaded_product(op, loaded, average, args)
-        return
     form = next((each for each in _FORMS if average <= 8 * each.eights), _FORMS[-1])
     high, teams, room = max(1, -(-average // (8 * form.eights))), _PARTS, current().shared_memory()
     while form.shared(teams) > room and teams > 1:
         teams //= 2
+    if offsets is not None:
+        start(op, _FAMILY, "w4a8_left_out", rows, (128, 1), [rows, columns, experts, offsets, sizes, target])
     grid = experts * (columns // (16 * form.tiles)) * high
     args += [high, int(vectors(columns, (target, columns)))]
     start(op, _FAMILY, f"w4a8_{form.eights}", grid, (32 * teams, 1), args, form.shared(teams))
-
-
-def _loaded_product(op: str, form: Form, average: int, args: list) -> None:
-    """Through `form`, for experts of so many rows on average; args: `_product`'s own."""
-    rows, columns, depth, experts, a, *beside, target = args
-    stages, shared = form.shared(_OWN)
-    high, groups = max(1, -(-average // form.rows)), depth // _GROUP
-    whole = int(vectors(columns, (target, columns)))
-    packed = [form.rows_map(a), rows, columns, depth, experts, *beside, target, high, -(-groups // _PARTS), whole, stages]
-    grid = form.blocks * experts * form.across(columns) * high
-    start(op, _FAMILY, f"w4a8_{form.name}", grid, (form.threads, 1), packed, shared)
 
 
 @providers.provider("cutlass_w4a8_mm", "cuda", PROVIDER)

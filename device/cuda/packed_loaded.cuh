@@ -1,4 +1,4 @@
-// Products with packed weights on Hopper, for formats and operands of several kinds: w4a16_loaded.cuh, w4a8_loaded.cuh.
+// Products with packed weights on Hopper, for formats and operands of several kinds: w4a16_loaded.cuh.
 //
 // A group of four warps unpacks 64 columns of weights into registers, as left operands of the products by the warp group,
 // while those of the stage before are under way. The copy engine brings rows of `a`, 128 bytes of each a stage, each block

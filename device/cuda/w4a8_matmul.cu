@@ -6,14 +6,21 @@
 //    its registers, and three byte permutations look four of them up. K is cut into eight chains of whole groups whatever
 //    the number of tokens; a warp has one chain's tiles of 16 columns, and a ring of copies of its own. So decode steps have
 //    bytes under way in eight places at once, no warp waits for another before the end, and a row has its bytes in any batch.
-// 3. w4a8_loaded_*: Hopper's tensor cores by the warp group, for any number of rows: w4a8_loaded.cuh. Hopper's tensor cores
-//    by the warp have no products of 8-bit operands, only those of float16 that they are widened to.
-// 4. Experts: each block has one expert's columns and strides over its rows, so nothing is read back or counted.
+// 3. Experts: each block has one expert's columns and strides over its rows, so nothing is read back or counted.
 #include "mma.cuh"
-#include "w4a8_loaded.cuh"
+#include "w4a8.cuh"
 
+#define GROUP 128
 #define PARTS 8
 
+// Where an expert's rows begin and how many it has, within those that there are; all rows where no offsets are given.
+struct Own { i64 first, count; };
+VT_FN Own rows_of(const i64* offsets, const int* sizes, i64 expert, i64 rows) {
+    if (offsets == nullptr) return {0, rows};
+    i64 first = offsets[expert], count = sizes[3 * expert + 1];
+    if (first < 0 || first > rows || count < 0) return {0, 0};
+    return {first, count < rows - first ? count : rows - first};
+}
 VT_FN i64 expert_of(const i64* offsets, const int* sizes, i64 experts, i64 rows, i64 row) {
     for (i64 e = 0; e < experts; ++e) {
         Own own = rows_of(offsets, sizes, e, rows);
@@ -62,6 +69,8 @@ extern "C" __global__ void __launch_bounds__(128)
 #if !defined(__CUDACC__) || __CUDA_ARCH__ >= 890
 
 #ifdef __CUDACC__
+VT_FN unsigned permuted(unsigned a, unsigned b, unsigned places) { return __byte_perm(a, b, places); }
+
 // c += a b, 16 rows x 32 k by 8 columns, as `multiply` with four codes where that has two elements.
 VT_FN void multiply_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -70,6 +79,15 @@ VT_FN void multiply_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned b0, uns
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 #else
+static inline unsigned permuted(unsigned a, unsigned b, unsigned places) {
+    unsigned long long both = (unsigned long long)b << 32 | a;
+    unsigned out = 0;
+    for (int i = 0; i < 4; ++i) {
+        unsigned place = places >> 4 * i & 15u, byte = (unsigned)(both >> 8 * (place & 7u)) & 0xffu;
+        out |= (place & 8u ? (byte >> 7) * 0xffu : byte) << 8 * i;
+    }
+    return out;
+}
 static inline void multiply_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     using namespace emulation;
     int lane = running->number & 31, g = lane >> 2, t = lane & 3;
@@ -84,6 +102,20 @@ static inline void multiply_e4m3(float (&c)[4], const unsigned (&a)[4], unsigned
     operands.close();
 }
 #endif
+
+// A column's table: entries as they are, and with signs flipped and a zero for code 0.
+struct Table {
+    uint2 negative, positive;
+    VT_MEMBER void fetch(const char* from) {
+        negative = *(const uint2*)from;
+        positive = {(negative.x ^ 0x80808080u) & 0xffffff00u, negative.y ^ 0x80808080u};
+    }
+    // Of the four codes in the low half of `w`.
+    VT_MEMBER unsigned look_up(unsigned w) const {
+        unsigned places = w & 0x7777u, below = permuted(negative.x, negative.y, places);
+        return permuted(below, permuted(positive.x, positive.y, places), 0x7654u ^ (w >> 1 & 0x4444u));
+    }
+};
 
 // A block has 16 TILES columns of an expert and of its rows every `high`-th stretch of 8 EIGHTS.
 template <int EIGHTS, int TILES, int STAGES> VT_FN void w4a8(PARAMETERS, i64 high, i64 vectors) {
@@ -204,10 +236,4 @@ template <int EIGHTS, int TILES, int STAGES> VT_FN void w4a8(PARAMETERS, i64 hig
 W4A8(1, 2, 4, 2)
 W4A8(2, 2, 3, 2)
 W4A8(4, 4, 3, 1)
-#endif
-
-#if VT_TILES
-W4A8_LOADED(w4a8_loaded_16_1_4_2, 16, 1, 4, 2)
-W4A8_LOADED(w4a8_loaded_64_1_2_4, 64, 1, 2, 4)
-W4A8_LOADED(w4a8_loaded_128_2_1_4, 128, 2, 1, 4)
 #endif
