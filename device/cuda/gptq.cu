@@ -1,6 +1,6 @@
 // GPTQ's weights: what they stand for, and products with them: w4a16.cuh, whose ladder this is.
 #include "codes.cuh"
-#include "gptq_words.cuh"
+#include "gptq_direct.cuh"
 #include "plain_product.cuh"
 #include "w4a16.cuh"
 #include "w4a16_loaded.cuh"
@@ -39,6 +39,10 @@ W4A16_KERNELS(gptq4_bf16, BF16, SequenceWords)
 W4A16_KERNELS(gptq4_f16, F16, SequenceWords)
 W4A16_KERNELS(exllama4_bf16, BF16, ShuffledWords)
 W4A16_KERNELS(exllama4_f16, F16, ShuffledWords)
+GPTQ_DIRECT(gptq4_bf16_direct, BF16, true)
+GPTQ_DIRECT(gptq4_f16_direct, F16, true)
+GPTQ_DIRECT(exllama4_bf16_direct, BF16, false)
+GPTQ_DIRECT(exllama4_f16_direct, F16, false)
 
 #if VT_TILES
 W4A16_LOADED_KERNELS(gptq4_bf16_loaded, GptqRows<true>, BF16)
