@@ -7,9 +7,9 @@ from vtlab.ops import providers
 from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, vectors
+from .packed_loaded import loaded_product, loads
 from .scratch import scratch
 from .w4a16 import AT_ONCE, BY_PARTS, BY_RUNS, Weights, aligned, fits, plain_product, product
-from .packed_loaded import loaded_product, loads
 
 _FAMILY = "awq"
 _ROUNDINGS = {"vt": AT_ONCE, "vllm": BY_PARTS, "vllm_triton": BY_RUNS}

@@ -8,13 +8,13 @@ from .launch import MULTIPROCESSORS, kind, start, vectors
 from .runtime import current
 from .w4a16 import CHUNK, COLUMNS, FEW, NAMES, Weights, chains_of
 
-_SHARED, _MOST_STAGES, _MOST_TEAMS = 227 << 10, 24, 8
+_SHARED, _MOST_STAGES, _MOST_TEAMS = (227 << 10) - 512, 24, 8
 _WIDTH = 128
 """Bytes of a row of `a` in a stage."""
 
 
 class Form(NamedTuple):
-    """A kernel: rows and groups of 64 columns of a block, groups of warps that take chains in turn, blocks of a cluster."""
+    """A kernel: rows and groups of 64 columns of a block, groups of warps that take chains in turn, blocks together."""
 
     rows: int
     groups: int

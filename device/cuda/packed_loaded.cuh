@@ -33,7 +33,7 @@ template <int> void load_tile_for(void* to, const TensorMap& map, u64* barrier, 
 #endif
 
 // What a block is to do: `rows` rows of `a` from `first` on, of which it takes every `apart`-th tile from `top` on; stages of
-// 128 bytes, of which `length` make a chain; columns from `left` on.
+// 128 bytes, of which at most `length` make a chain; columns from `left` on.
 struct LoadedWork {
     i64 first, columns, left;
     int rows, top, apart, chunks, length, stages, vectors;
@@ -41,6 +41,9 @@ struct LoadedWork {
 
 // JOB has OWN bytes of each 64 columns in a stage, and
 //   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part;
+//   STRIDED chains, a chain every STRIDED-th stage, or one chain as long as another (0);
+//   GATHERED: rows lie anywhere, so its threads copy them too, row `line(row)` of vectors of 16 bytes, where it `has` it;
+//   place_of(row): where in the result the row is;
 //   begin(group's first column): what the unpacking group keeps;  unpack(a, mine, warp, lane);  multiply(sums, a, rows);
 //   column(warp, g, h): the one of 64 that is row 16 warp + g + 8 h of the left operand;
 //   end(sum, row, column): the result's bits.
@@ -52,15 +55,20 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     u8 *tiles = memory + (-(u64)memory & 1023), *leaving = tiles + stages * STAGE;
     float* sums = (float*)(leaving + GROUPS * ROWS * 128);
     u64 *full = (u64*)(sums + (LANES > 1 ? GROUPS * SUMS * 128 : 0)), *empty = full + LOADED_STAGES, *turns = empty + LOADED_STAGES;
+    constexpr int EVERY = JOB::STRIDED ? JOB::STRIDED : 1;
     int length = work.length, chunks = work.chunks, chains = (chunks + length - 1) / length;
+    if (JOB::STRIDED) chains = chunks < EVERY ? chunks : EVERY;
     auto column_of = [&](int group) {  // where there is none, the last ones once more
         i64 n = work.left + group * 64;
         return n < work.columns ? n : work.columns - 64;
     };
     // Chunks of a chain: the last one may have fewer.
-    auto chunks_of = [&](int chain) { return chain >= chains ? 0 : chain + 1 < chains ? length : chunks - chain * length; };
+    auto chunks_of = [&](int chain) {
+        if (JOB::STRIDED) return chain >= chains ? 0 : (chunks - chain + EVERY - 1) / EVERY;
+        return chain >= chains ? 0 : chain + 1 < chains ? length : chunks - chain * length;
+    };
     if (thread == 0) {
-        map_ahead(rows_map);
+        if (!JOB::GATHERED) map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
             barrier_init(full + s, 128 + 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
@@ -70,19 +78,33 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     }
     cluster_meets();
     if (thread < 128) {
-        registers_down<40>();
+        registers_down<JOB::GATHERED ? 56 : 40>();
         auto sender = job.template sender<GROUPS>(thread, column_of);
         int stage = 0, parity = 0;
-        for (int top = work.top; top < work.rows; top += work.apart)
+        i64 lines[(ROWS + 15) / 16];
+        for (int top = work.top; top < work.rows; top += work.apart) {
+            if constexpr (JOB::GATHERED) {
+#pragma unroll
+                for (int i = 0; i < (ROWS + 15) / 16; ++i) {
+                    int row = top + (thread >> 3) + 16 * i;
+                    lines[i] = row < work.rows ? job.line(row) + (thread & 7) : 0;
+                }
+            }
             for (int first = 0; first < chains; first += LANES)
                 for (int at = 0; at < length; ++at)
 #pragma unroll 1
                     for (int lane = 0; lane < LANES; ++lane) {  // a stage is a lane's, used or not
-                        int chunk = (first + lane) * length + at;
+                        int chunk = JOB::STRIDED ? first + lane + at * EVERY : (first + lane) * length + at;
                         if (at < chunks_of(first + lane)) {
                             barrier_wait(empty + stage, parity ^ 1);
                             u8* here = tiles + stage * STAGE;
-                            if (thread == 0) {
+                            if constexpr (JOB::GATHERED) {
+#pragma unroll
+                                for (int i = 0; i < (ROWS + 15) / 16; ++i)
+                                    if (top + (thread >> 3) + 16 * i < work.rows)
+                                        copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (lines[i] + chunk * 8) * 16);
+                                if (thread == 0) barrier_arrive(full + stage);
+                            } else if (thread == 0) {
                                 barrier_expect(full + stage, ROWS * 128);
 #pragma unroll
                                 for (int i = 0; i < BLOCKS / IN_CLUSTER; ++i) {
@@ -100,10 +122,11 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         }
                         if (++stage == stages) stage = 0, parity ^= 1;
                     }
+        }
         copies_arrive();
     } else {
         if constexpr (TEAMS == 1) registers_up<240>();
-        else if constexpr (TEAMS == 2) registers_up<232>();
+        else if constexpr (TEAMS == 2) registers_up<JOB::GATHERED ? 224 : 232>();
         else registers_up<104>();
         int own = thread - 128, team = own >> 7, group = team % GROUPS, lane_of_chains = team / GROUPS;
         int lane = own & 31, warp = own >> 5 & 3, g = lane >> 2, stage = lane_of_chains, parity = 0, turn = 0;
@@ -121,6 +144,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         int to_do = 0, before = -1;
         auto unpack = [&](unsigned(&a)[4][4]) {
             barrier_wait(full + stage, parity);
+            if (JOB::GATHERED) stores_to_products();
             job.unpack(a, (const char*)tiles + stage * STAGE + ROWS * 128 + group * JOB::OWN, warp, lane);
         };
         auto step = [&](unsigned(&a)[4][4], unsigned(&next)[4][4]) {
@@ -198,7 +222,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         for (int e = 0; e < 2; ++e) {
                             int row = 2 * i + 2 * (lane & 3) + e;
                             float x = LANES == 1 ? total[i + 2 * h + e] : part[i + 2 * h + e];
-                            unsigned short bits = job.end(x, work.first + top + row, top + row < work.rows, column_of(group) + column, h);
+                            unsigned short bits = job.end(x, top + row, top + row < work.rows, column_of(group) + column, h);
                             *(unsigned short*)(mine + place(row, column >> 3) + 2 * (column & 7)) = bits;
                         }
                 }
@@ -210,7 +234,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         int row = ((own & 127) >> 3) + 16 * i, v = own & 7;
                         if (row < ROWS && top + row < work.rows) {
                             uint4 q = *(const uint4*)(mine + place(row, v));
-                            unsigned short* to = out + (work.first + top + row) * work.columns + n + 8 * v;
+                            unsigned short* to = out + job.place_of(top + row) * work.columns + n + 8 * v;
                             if (work.vectors) {
                                 *(uint4*)to = q;
                             } else {

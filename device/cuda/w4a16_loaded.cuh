@@ -8,13 +8,14 @@
 
 // Formats. Of 64 columns x 64 k, thread i of 128 copies 16 bytes, `from` to `to`. ZERO_BYTES: of zero points, of 64 columns
 // and a group. `column` is the one of 64 that is row 16 warp + g + 8 h of the left operand. `codes`: registers of the four
-// products of a warp, whose masked bits are codes; `zero`: a zero point or, ZEROS_ADDED, what is added to the product.
+// products of a warp, whose masked bits are codes; `scale`: where a scale lies among 64; `zero`: a zero point or, ZEROS_ADDED, what is added to the product.
 struct MacheteTiles {
     static constexpr int ZERO_BYTES = 128;
     static constexpr bool ZEROS_ADDED = true;
     static VT_MEMBER i64 from(i64 n, i64, int i) { return n / 128 * 4096 + (n & 64) * 32 + i * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
+    static VT_MEMBER int scale(int warp, int g, int h, int order) { return column(warp, g, h, order); }
     static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* words, int warp, int lane) {
         uint4 q = words_at(words, warp * 512 + lane * 16);
         const unsigned w[4] = {q.x, q.y, q.z, q.w};
@@ -35,6 +36,7 @@ template <bool SEQUENCE> struct GptqRows {
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return (i / 16 * columns + n) * 4 + i % 16 * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 2 * g + h; }
+    static VT_MEMBER int scale(int warp, int g, int h, int order) { return column(warp, g, h, order); }
     static VT_MEMBER unsigned pair_of(unsigned w, int t) {
         return SEQUENCE ? SequenceWords::byte_of(w, t) * 0x1001u : w >> 4 * t;
     }
@@ -63,6 +65,7 @@ struct AwqRows {
     static VT_MEMBER int to(int i) { return row(i / 2) + i % 2 * 16; }
     static VT_MEMBER int place(int p, int order) { return order ? (p & 3) << 1 | p >> 2 : p; }
     static VT_MEMBER int column(int warp, int g, int h, int order) { return 8 * g + place(2 * warp + h, order); }
+    static VT_MEMBER int scale(int warp, int g, int h, int order) { return column(warp, g, h, order); }
     static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* words, int warp, int lane) {
         int k = 2 * (lane & 3), at = lane >> 2 << 2;
         const char *even = words + row(k) + at, *odd = words + row(k + 1) + at;  // eight rows further the same bits count
@@ -88,10 +91,29 @@ struct AwqRows {
     }
 };
 
+// Marlin's words, scales and zero points.
+struct MarlinTiles {
+    static constexpr int ZERO_BYTES = 32;
+    static constexpr bool ZEROS_ADDED = false;
+    static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return n * 8 + i / 32 * columns * 8 + i % 32 * 16; }
+    static VT_MEMBER int to(int i) { return i * 16; }
+    static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
+    static VT_MEMBER int scale(int warp, int g, int h, int) { return 8 * g + 2 * warp + h; }
+    static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* words, int warp, int lane) {
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+            unsigned w = word_at(words, s * 512 + lane * 16 + warp * 4);
+            raw[s][0] = w, raw[s][1] = w >> 8, raw[s][2] = w >> 4, raw[s][3] = w >> 12;
+        }
+    }
+    static VT_MEMBER unsigned zero(const char* zeros, int warp, int g, int h) { return word_at(zeros, 4 * g) >> 4 * (warp + 4 * h) & 15u; }
+};
+
 // Words of a format F, scales and zero points, of groups of whole stages of 64 k.
 template <int KIND, class F> struct W4a16Job {
     typedef Pairs<KIND> P;
-    static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES;
+    static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES, STRIDED = 0;
+    static constexpr bool GATHERED = false;
     const char *words, *scales, *zeros;
     i64 columns;
     int chunks_a_group, zero, order;
@@ -141,7 +163,7 @@ template <int KIND, class F> struct W4a16Job {
         F::codes(a, mine, warp, lane);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            scale[h] = *(const unsigned short*)(mine + 2048 + 2 * F::column(warp, lane >> 2, h, order)) * 0x10001u;
+            scale[h] = *(const unsigned short*)(mine + 2048 + 2 * F::scale(warp, lane >> 2, h, order)) * 0x10001u;
             if (zeros != nullptr) {
                 unsigned z = F::zero(mine + 2048 + 128, warp, lane >> 2, h);
                 if (F::ZEROS_ADDED) plus[h] = z;
@@ -158,7 +180,8 @@ template <int KIND, class F> struct W4a16Job {
         multiply_registers<KIND>(sums, a, rows, 1);
     }
     VT_MEMBER int column(int warp, int g, int h) const { return F::column(warp, g, h, order); }
-    VT_MEMBER unsigned short end(float x, i64, bool, i64, int) const { return (unsigned short)pair<KIND>(x, 0.0f); }
+    VT_MEMBER i64 place_of(int row) const { return row; }
+    VT_MEMBER unsigned short end(float x, int, bool, i64, int) const { return (unsigned short)pair<KIND>(x, 0.0f); }
 };
 
 template <class F, int KIND, int ROWS, int GROUPS, int LANES, int BLOCKS>
