@@ -51,7 +51,7 @@ class Form(NamedTuple):
         return current().tensor_map(current().pointer(a), width, rows, width, self.rows // self.blocks)
 
 
-FEW_ROWS, MANY_ROWS = Form(64, 1, 2, 4), Form(128, 2, 1, 4)
+FEW_ROWS, MANY_ROWS = Form(64, 1, 2, 2), Form(128, 2, 1, 2)
 """Those of cuda/w4a16_loaded.cuh."""
 
 

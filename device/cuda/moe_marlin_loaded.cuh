@@ -9,7 +9,7 @@
 
 template <int KIND> struct MoeMarlinJob : W4a16Job<KIND, MarlinTiles> {
     static constexpr int STRIDED = TEAM;
-    static constexpr bool GATHERED = true;
+    static constexpr bool GATHERED = true, BULK = false;
     const char* rows;
     const int* pairs;  // of the tile, in shared memory
     i64 choices, vectors;

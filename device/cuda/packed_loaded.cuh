@@ -40,7 +40,8 @@ struct LoadedWork {
 };
 
 // JOB has OWN bytes of each 64 columns in a stage, and
-//   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part;
+//   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part, or under BULK the copy
+//   engine for a lane of one warp, announced to a barrier, `bytes()` in all;
 //   STRIDED chains, a chain every STRIDED-th stage, or one chain as long as another (0);
 //   GATHERED: rows lie anywhere, so its threads copy them too, row `line(row)` of vectors of 16 bytes, where it `has` it;
 //   place_of(row): where in the result the row is;
@@ -70,7 +71,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     if (thread == 0) {
         if (!JOB::GATHERED) map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(full + s, 128 + 1);
+            barrier_init(full + s, JOB::BULK ? 1 : JOB::GATHERED ? 4 : 4 + 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
         }
         for (int each = 0; each < TEAMS; ++each) barrier_init(turns + each, 128);
@@ -80,8 +81,16 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     if (thread < 128) {
         registers_down<JOB::GATHERED ? 56 : 40>();
         auto sender = job.template sender<GROUPS>(thread, column_of);
-        int stage = 0, parity = 0;
-        i64 lines[(ROWS + 15) / 16];
+        constexpr int AHEAD = ROWS >= 128 ? 4 : 8;  // stages whose copies are under way, fewer than there are
+        int stage = 0, parity = 0, sent = 0, behind = 0;
+        i64 lines[JOB::GATHERED ? (ROWS + 15) / 16 : 1];
+        // What this warp sent for AHEAD stages before is there.
+        auto announce = [&] {
+            if (JOB::GATHERED) stores_to_products();
+            lanes_meet();
+            if ((thread & 31) == 0) barrier_arrive(full + behind);
+            if (++behind == stages) behind = 0;
+        };
         for (int top = work.top; top < work.rows; top += work.apart) {
             if constexpr (JOB::GATHERED) {
 #pragma unroll
@@ -95,35 +104,50 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
 #pragma unroll 1
                     for (int lane = 0; lane < LANES; ++lane) {  // a stage is a lane's, used or not
                         int chunk = JOB::STRIDED ? first + lane + at * EVERY : (first + lane) * length + at;
-                        if (at < chunks_of(first + lane)) {
-                            barrier_wait(empty + stage, parity ^ 1);
-                            u8* here = tiles + stage * STAGE;
-                            if constexpr (JOB::GATHERED) {
-#pragma unroll
-                                for (int i = 0; i < (ROWS + 15) / 16; ++i)
-                                    if (top + (thread >> 3) + 16 * i < work.rows)
-                                        copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (lines[i] + chunk * 8) * 16);
-                                if (thread == 0) barrier_arrive(full + stage);
-                            } else if (thread == 0) {
-                                barrier_expect(full + stage, ROWS * 128);
+                        bool used = at < chunks_of(first + lane);
+                        if (LANES == 1 && !used) continue;
+                        if (JOB::BULK && thread >= 32) continue;
+                        barrier_wait(empty + stage, parity ^ 1);
+                        u8* here = tiles + stage * STAGE;
+                        if (thread == 0 && !JOB::GATHERED) {
+                            if (used) {
+                                barrier_expect(full + stage, ROWS * 128 + sender.bytes());
 #pragma unroll
                                 for (int i = 0; i < BLOCKS / IN_CLUSTER; ++i) {
                                     int part = (rank + i) * SHARE;
                                     load_tile_for<IN_CLUSTER>(here + part * 128, rows_map, full + stage, chunk * 128,
                                                               (int)work.first + top + part);
                                 }
+                            } else {
+                                barrier_arrive(full + stage);
                             }
-                            sender.send(here + ROWS * 128, chunk);
-                            barrier_arrive_with_copies(full + stage);
-                        } else if (LANES > 1) {  // its phase passes nonetheless
-                            barrier_wait(empty + stage, parity ^ 1);
-                            if (thread == 0) barrier_arrive(full + stage);
-                            barrier_arrive(full + stage);
+                        }
+                        if constexpr (JOB::BULK) {
+                            lanes_meet();
+                            if (used) sender.send(here + ROWS * 128, chunk, full + stage);
+                        } else {
+                            if (used) {
+                                if constexpr (JOB::GATHERED) {
+#pragma unroll
+                                    for (int i = 0; i < (ROWS + 15) / 16; ++i)
+                                        if (top + (thread >> 3) + 16 * i < work.rows)
+                                            copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (lines[i] + chunk * 8) * 16);
+                                }
+                                sender.send(here + ROWS * 128, chunk);
+                            }
+                            copies_close();
+                            if (++sent > AHEAD) {
+                                copies_wait<AHEAD>();
+                                announce();
+                            }
                         }
                         if (++stage == stages) stage = 0, parity ^= 1;
                     }
         }
-        copies_arrive();
+        if (!JOB::BULK) {
+            copies_wait<0>();
+            for (int left = sent < AHEAD ? sent : AHEAD; left > 0; --left) announce();
+        }
     } else {
         if constexpr (TEAMS == 1) registers_up<240>();
         else if constexpr (TEAMS == 2) registers_up<JOB::GATHERED ? 224 : 232>();
@@ -144,7 +168,6 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         int to_do = 0, before = -1;
         auto unpack = [&](unsigned(&a)[4][4]) {
             barrier_wait(full + stage, parity);
-            if (JOB::GATHERED) stores_to_products();
             job.unpack(a, (const char*)tiles + stage * STAGE + ROWS * 128 + group * JOB::OWN, warp, lane);
         };
         auto step = [&](unsigned(&a)[4][4], unsigned(&next)[4][4]) {
@@ -174,14 +197,14 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                     step(even, odd);
                     step(odd, even);
                 }
-                if (here & 1) {
-                    step(even, odd);
+                if (here & 1) step(even, odd);
+                products_wait<0>();
+                if (here & 1) {  // only now are operands free
 #pragma unroll
                     for (int s = 0; s < 4; ++s)
 #pragma unroll
                         for (int r = 0; r < 4; ++r) even[s][r] = odd[s][r];
                 }
-                products_wait<0>();
                 if constexpr (LANES == 1) {
 #pragma unroll
                     for (int i = 0; i < SUMS; ++i) total[i] += part[i];

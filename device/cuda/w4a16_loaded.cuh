@@ -7,11 +7,11 @@
 #if VT_TILES
 
 // Formats. Of 64 columns x 64 k, thread i of 128 copies 16 bytes, `from` to `to`. ZERO_BYTES: of zero points, of 64 columns
-// and a group. `column` is the one of 64 that is row 16 warp + g + 8 h of the left operand. `codes`: registers of the four
+// and a group; BULK: 64 columns' words lie side by side. `column` is the one of 64 that is row 16 warp + g + 8 h of the left operand. `codes`: registers of the four
 // products of a warp, whose masked bits are codes; `scale`: where a scale lies among 64; `zero`: a zero point or, ZEROS_ADDED, what is added to the product.
 struct MacheteTiles {
     static constexpr int ZERO_BYTES = 128;
-    static constexpr bool ZEROS_ADDED = true;
+    static constexpr bool ZEROS_ADDED = true, BULK = true;
     static VT_MEMBER i64 from(i64 n, i64, int i) { return n / 128 * 4096 + (n & 64) * 32 + i * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
@@ -32,7 +32,7 @@ struct MacheteTiles {
 // Words along K, of codes in sequence or, else, as exllama shuffles them.
 template <bool SEQUENCE> struct GptqRows {
     static constexpr int ZERO_BYTES = 32;
-    static constexpr bool ZEROS_ADDED = false;
+    static constexpr bool ZEROS_ADDED = false, BULK = false;
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return (i / 16 * columns + n) * 4 + i % 16 * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 2 * g + h; }
@@ -59,7 +59,7 @@ template <bool SEQUENCE> struct GptqRows {
 // Words along N; `order` is 1 for AWQ's interleaved places, 0 for places in sequence.
 struct AwqRows {
     static constexpr int ZERO_BYTES = 32;
-    static constexpr bool ZEROS_ADDED = false;
+    static constexpr bool ZEROS_ADDED = false, BULK = false;
     static VT_MEMBER int row(int k) { return (k ^ (k >> 2 & 1)) * 32; }  // rows that lanes read meet in no bank
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return (i / 2 * columns + n) / 2 + i % 2 * 16; }
     static VT_MEMBER int to(int i) { return row(i / 2) + i % 2 * 16; }
@@ -94,7 +94,7 @@ struct AwqRows {
 // Marlin's words, scales and zero points.
 struct MarlinTiles {
     static constexpr int ZERO_BYTES = 32;
-    static constexpr bool ZEROS_ADDED = false;
+    static constexpr bool ZEROS_ADDED = false, BULK = false;
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return n * 8 + i / 32 * columns * 8 + i % 32 * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
@@ -113,18 +113,46 @@ struct MarlinTiles {
 template <int KIND, class F> struct W4a16Job {
     typedef Pairs<KIND> P;
     static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES, STRIDED = 0;
-    static constexpr bool GATHERED = false;
+    static constexpr bool GATHERED = false, BULK = F::BULK;
     const char *words, *scales, *zeros;
     i64 columns;
     int chunks_a_group, zero, order;
     unsigned mask, scale[2], minus[2], plus[2];
 
+    // Lanes c, 8 + c and 16 + c have the words, scales and zero points of group c of columns.
+    template <int GROUPS> struct BulkSender {
+        const char* from;
+        i64 step;
+        int to, size, chunks_a_group, all;
+        unsigned reciprocal;
+        VT_MEMBER int bytes() const { return all; }
+        VT_MEMBER void send(u8* here, int chunk, u64* barrier) const {
+            if (size == 0) return;
+            int group = chunks_a_group > 1 ? (int)((u64)reciprocal * (unsigned)chunk >> 32) : chunk;
+            load_bytes(here + to, from + group * step, barrier, size);
+        }
+    };
+    template <int GROUPS, class C> VT_MEMBER BulkSender<GROUPS> bulk_sender(int thread, C column_of) const {
+        BulkSender<GROUPS> s;
+        int which = thread >> 3, c = thread & 7;
+        i64 n = column_of(c < GROUPS ? c : 0);
+        bool mine = thread < 32 && c < GROUPS && (which < 2 || (which == 2 && zeros != nullptr));
+        s.from = which == 0 ? words + F::from(n, columns, 0) : which == 1 ? scales + n * 2 : zeros + n * F::ZERO_BYTES / COLUMNS;
+        s.step = which == 0 ? columns * (CHUNK / 2) : which == 1 ? columns * 2 : columns * F::ZERO_BYTES / COLUMNS;
+        s.to = c * OWN + (which == 0 ? 0 : which == 1 ? 2048 : 2048 + 128);
+        s.size = !mine ? 0 : which == 0 ? 2048 : which == 1 ? 128 : F::ZERO_BYTES;
+        s.chunks_a_group = which == 0 ? 1 : chunks_a_group;
+        s.reciprocal = s.chunks_a_group > 1 ? 0xffffffffu / (unsigned)s.chunks_a_group + 1 : 0;
+        s.all = GROUPS * (2048 + 128 + (zeros != nullptr ? F::ZERO_BYTES : 0));
+        return s;
+    }
     // A thread has 16 bytes of the words of each group of columns, and 16 of scales or zero points of one.
     template <int GROUPS> struct Sender {
         const char *line[GROUPS], *beside;
         i64 step, beside_step;
         int to, beside_to, chunks_a_group;
         unsigned reciprocal;
+        VT_MEMBER int bytes() const { return 0; }
         VT_MEMBER void send(u8* here, int chunk) const {
 #pragma unroll
             for (int c = 0; c < GROUPS; ++c) copy_async(here + c * OWN + to, line[c] + chunk * step);
@@ -134,7 +162,11 @@ template <int KIND, class F> struct W4a16Job {
             }
         }
     };
-    template <int GROUPS, class C> VT_MEMBER Sender<GROUPS> sender(int thread, C column_of) const {
+    template <int GROUPS, class C> VT_MEMBER auto sender(int thread, C column_of) const {
+        if constexpr (BULK) return bulk_sender<GROUPS>(thread, column_of);
+        else return copy_sender<GROUPS>(thread, column_of);
+    }
+    template <int GROUPS, class C> VT_MEMBER Sender<GROUPS> copy_sender(int thread, C column_of) const {
         Sender<GROUPS> s;
         s.step = columns * (CHUNK / 2), s.to = F::to(thread), s.chunks_a_group = chunks_a_group;
         s.reciprocal = chunks_a_group > 1 ? 0xffffffffu / (unsigned)chunks_a_group + 1 : 0;
@@ -204,8 +236,8 @@ VT_FN void w4a16_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 de
 
 // Kernels of a format in the forms of device/w4a16_loaded.py.
 #define W4A16_LOADED_KERNELS(NAME, FORMAT, KIND)             \
-    W4A16_LOADED(NAME##_64_1_2_4, FORMAT, KIND, 64, 1, 2, 4) \
-    W4A16_LOADED(NAME##_128_2_1_4, FORMAT, KIND, 128, 2, 1, 4)
+    W4A16_LOADED(NAME##_64_1_2_2, FORMAT, KIND, 64, 1, 2, 2) \
+    W4A16_LOADED(NAME##_128_2_1_2, FORMAT, KIND, 128, 2, 1, 2)
 
 #define W4A16_LOADED(NAME, FORMAT, KIND, ROWS, GROUPS, LANES, BLOCKS)                                                     \
     extern "C" __global__ void CLUSTER_DIMS(BLOCKS) __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                      \
