@@ -1,7 +1,7 @@
 // Experts' products with Marlin's weights of 4 bits on Hopper, for experts of many pairs: the numbers of moe_packed.cuh, added
 // up in its order. Tiles and stages: packed_loaded.cuh; rows of x are brought one by one, from where their pairs have them.
 #pragma once
-#include "moe_packed.cuh"
+#include "moe_loaded.cuh"
 #include "w4a16.cuh"
 #include "w4a16_loaded.cuh"
 
@@ -11,14 +11,13 @@ template <int KIND> struct MoeMarlinJob : W4a16Job<KIND, MarlinTiles> {
     static constexpr int STRIDED = TEAM;
     static constexpr bool GATHERED = true, BULK = false;
     const char* rows;
-    const int* pairs;  // of the tile, in shared memory
-    i64 choices, vectors;
+    Pairing own;
     const unsigned short* biases;  // of the expert
     const float* factors;
     float bias[2];
 
-    VT_MEMBER i64 line(int row) const { return pairs[row] / choices * vectors; }
-    VT_MEMBER i64 place_of(int row) const { return pairs[row]; }
+    VT_MEMBER i64 line(int row) const { return own.line(row); }
+    VT_MEMBER i64 place_of(int row) const { return own.pairs[row]; }
     VT_MEMBER void begin(i64 left, int warp, int lane) {
         W4a16Job<KIND, MarlinTiles>::begin(left, warp, lane);
 #pragma unroll
@@ -30,7 +29,7 @@ template <int KIND> struct MoeMarlinJob : W4a16Job<KIND, MarlinTiles> {
     }
     VT_MEMBER unsigned short end(float x, int row, bool there, i64, int h) const {
         if (biases != nullptr) x = through(x, KIND) + bias[h];
-        if (factors != nullptr) x = through(x, KIND) * through(there ? factors[pairs[row]] : 0.0f, KIND);
+        if (factors != nullptr) x = through(x, KIND) * through(there ? factors[own.pairs[row]] : 0.0f, KIND);
         return (unsigned short)pair<KIND>(x, 0.0f);
     }
 };
@@ -42,18 +41,7 @@ VT_FN void moe_marlin_loaded(MOE_PARAMETERS, i64 group, i64 zero, const void* wo
     unsigned beside = blockIdx.x / (unsigned)count;
     i64 first = (i64)beside * ACROSS;
     const Tile tile = tile_of(blockIdx.x - beside * (unsigned)count, ids, order, tiles);
-    if (tile.rows == 0) return;
-    if (tile.expert < 0 || tile.expert >= experts) {  // rows without an expert, or of one that there is not
-        for (int at = threadIdx.x; at < tile.rows * ACROSS; at += blockDim.x) {
-            i64 column = first + at % ACROSS;
-            if (column < columns)
-                store_one(out, tile.pair(at / ACROSS) * columns + column, tile.expert == NO_EXPERT ? 0.0f : VT_NAN, KIND);
-        }
-        return;
-    }
-    int* pairs = (int*)memory;
-    for (int row = threadIdx.x; row < tile.rows; row += blockDim.x) pairs[row] = tile.pair(row);
-    __syncthreads();
+    if (left_out<KIND, ACROSS>(tile, experts, first, columns, out)) return;
     i64 groups = depth / group;
     MoeMarlinJob<KIND> job;
     job.words = (const char*)words + tile.expert * (depth * columns / 2);
@@ -61,12 +49,9 @@ VT_FN void moe_marlin_loaded(MOE_PARAMETERS, i64 group, i64 zero, const void* wo
     job.zeros = zeros == nullptr ? nullptr : (const char*)zeros + tile.expert * groups * columns / 2;
     job.columns = columns, job.chunks_a_group = (int)(group / CHUNK), job.zero = (int)zero, job.order = 0;
     job.mask = 0x000f000fu + (unsigned)(depth >> 32);  // as w4a16_loaded.cuh has it
-    job.rows = (const char*)x, job.pairs = pairs, job.choices = choices, job.vectors = depth / 8, job.factors = factors;
+    job.rows = (const char*)x, job.own = pairing(tile, choices, depth, memory), job.factors = factors;
     job.biases = biases == nullptr ? nullptr : biases + tile.expert * columns;
-    LoadedWork work;
-    work.first = 0, work.rows = tile.rows, work.top = 0, work.apart = ROWS, work.columns = columns, work.left = first;
-    work.chunks = (int)(depth / CHUNK), work.length = (work.chunks + TEAM - 1) / TEAM;
-    work.stages = (int)stages, work.vectors = (int)whole;
+    LoadedWork work = tile_work<ROWS, 1>(tile, columns, first, depth, stages, whole);
     TensorMap none;
     packed_loaded<MoeMarlinJob<KIND>, ROWS, GROUPS, LANES, 1>(job, work, none, (unsigned short*)out, memory + ROWS * 4);
 }

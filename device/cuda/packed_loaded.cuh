@@ -42,7 +42,7 @@ struct LoadedWork {
 // JOB has OWN bytes of each 64 columns in a stage, and
 //   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part, or under BULK the copy
 //   engine for a lane of one warp, announced to a barrier, `bytes()` in all;
-//   STRIDED chains, a chain every STRIDED-th stage, or one chain as long as another (0);
+//   STRIDED chains, a chain every STRIDED-th run of RUN stages, or one chain as long as another (0);
 //   GATHERED: rows lie anywhere, so its threads copy them too, row `line(row)` of vectors of 16 bytes, where it `has` it;
 //   place_of(row): where in the result the row is;
 //   begin(group's first column): what the unpacking group keeps;  unpack(a, mine, warp, lane);  multiply(sums, a, rows);
@@ -56,16 +56,16 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     u8 *tiles = memory + (-(u64)memory & 1023), *leaving = tiles + stages * STAGE;
     float* sums = (float*)(leaving + GROUPS * ROWS * 128);
     u64 *full = (u64*)(sums + (LANES > 1 ? GROUPS * SUMS * 128 : 0)), *empty = full + LOADED_STAGES, *turns = empty + LOADED_STAGES;
-    constexpr int EVERY = JOB::STRIDED ? JOB::STRIDED : 1;
+    constexpr int EVERY = JOB::STRIDED ? JOB::STRIDED : 1, RUN = JOB::RUN;
     int length = work.length, chunks = work.chunks, chains = (chunks + length - 1) / length;
-    if (JOB::STRIDED) chains = chunks < EVERY ? chunks : EVERY;
+    if (JOB::STRIDED) chains = chunks / RUN < EVERY ? chunks / RUN : EVERY;
     auto column_of = [&](int group) {  // where there is none, the last ones once more
         i64 n = work.left + group * 64;
         return n < work.columns ? n : work.columns - 64;
     };
     // Chunks of a chain: the last one may have fewer.
     auto chunks_of = [&](int chain) {
-        if (JOB::STRIDED) return chain >= chains ? 0 : (chunks - chain + EVERY - 1) / EVERY;
+        if (JOB::STRIDED) return chain >= chains ? 0 : (chunks / RUN - chain + EVERY - 1) / EVERY * RUN;
         return chain >= chains ? 0 : chain + 1 < chains ? length : chunks - chain * length;
     };
     if (thread == 0) {
@@ -83,7 +83,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         auto sender = job.template sender<GROUPS>(thread, column_of);
         constexpr int AHEAD = ROWS >= 128 ? 4 : 8;  // stages whose copies are under way, fewer than there are
         int stage = 0, parity = 0, sent = 0, behind = 0;
-        i64 lines[JOB::GATHERED ? (ROWS + 15) / 16 : 1];
+        unsigned lines[JOB::GATHERED ? (ROWS + 15) / 16 : 1];  // in vectors: 2^36 bytes of rows at most
         // What this warp sent for AHEAD stages before is there.
         auto announce = [&] {
             if (JOB::GATHERED) stores_to_products();
@@ -96,14 +96,14 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
 #pragma unroll
                 for (int i = 0; i < (ROWS + 15) / 16; ++i) {
                     int row = top + (thread >> 3) + 16 * i;
-                    lines[i] = row < work.rows ? job.line(row) + (thread & 7) : 0;
+                    lines[i] = row < work.rows ? (unsigned)job.line(row) + (thread & 7) : 0;
                 }
             }
             for (int first = 0; first < chains; first += LANES)
                 for (int at = 0; at < length; ++at)
 #pragma unroll 1
                     for (int lane = 0; lane < LANES; ++lane) {  // a stage is a lane's, used or not
-                        int chunk = JOB::STRIDED ? first + lane + at * EVERY : (first + lane) * length + at;
+                        int chunk = JOB::STRIDED ? (first + lane + at / RUN * EVERY) * RUN + at % RUN : (first + lane) * length + at;
                         bool used = at < chunks_of(first + lane);
                         if (LANES == 1 && !used) continue;
                         if (JOB::BULK && thread >= 32) continue;
@@ -131,7 +131,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
 #pragma unroll
                                     for (int i = 0; i < (ROWS + 15) / 16; ++i)
                                         if (top + (thread >> 3) + 16 * i < work.rows)
-                                            copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (lines[i] + chunk * 8) * 16);
+                                            copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (i64)(lines[i] + chunk * 8u) * 16);
                                 }
                                 sender.send(here + ROWS * 128, chunk);
                             }

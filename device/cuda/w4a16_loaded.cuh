@@ -112,7 +112,7 @@ struct MarlinTiles {
 // Words of a format F, scales and zero points, of groups of whole stages of 64 k.
 template <int KIND, class F> struct W4a16Job {
     typedef Pairs<KIND> P;
-    static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES, STRIDED = 0;
+    static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES, STRIDED = 0, RUN = 1;
     static constexpr bool GATHERED = false, BULK = F::BULK;
     const char *words, *scales, *zeros;
     i64 columns;
