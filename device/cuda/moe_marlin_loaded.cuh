@@ -16,6 +16,9 @@ template <int KIND> struct MoeMarlinJob : W4a16Job<KIND, MarlinTiles> {
     const float* factors;
     float bias[2];
 
+    template <int GROUPS, class C> VT_MEMBER auto sender(int thread, C column_of) const {
+        return this->template copy_sender<GROUPS>(thread, column_of);
+    }
     VT_MEMBER i64 line(int row) const { return own.line(row); }
     VT_MEMBER i64 place_of(int row) const { return own.pairs[row]; }
     VT_MEMBER void begin(i64 left, int warp, int lane) {

@@ -7,11 +7,11 @@
 #if VT_TILES
 
 // Formats. Of 64 columns x 64 k, thread i of 128 copies 16 bytes, `from` to `to`. ZERO_BYTES: of zero points, of 64 columns
-// and a group; BULK: 64 columns' words lie side by side. `column` is the one of 64 that is row 16 warp + g + 8 h of the left operand. `codes`: registers of the four
+// and a group. PIECES in which words lie side by side, or 0 where they are too small for the copy engine. `column` is the one of 64 that is row 16 warp + g + 8 h of the left operand. `codes`: registers of the four
 // products of a warp, whose masked bits are codes; `scale`: where a scale lies among 64; `zero`: a zero point or, ZEROS_ADDED, what is added to the product.
 struct MacheteTiles {
-    static constexpr int ZERO_BYTES = 128;
-    static constexpr bool ZEROS_ADDED = true, BULK = true;
+    static constexpr int ZERO_BYTES = 128, PIECES = 1;
+    static constexpr bool ZEROS_ADDED = true;
     static VT_MEMBER i64 from(i64 n, i64, int i) { return n / 128 * 4096 + (n & 64) * 32 + i * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
@@ -31,8 +31,8 @@ struct MacheteTiles {
 
 // Words along K, of codes in sequence or, else, as exllama shuffles them.
 template <bool SEQUENCE> struct GptqRows {
-    static constexpr int ZERO_BYTES = 32;
-    static constexpr bool ZEROS_ADDED = false, BULK = false;
+    static constexpr int ZERO_BYTES = 32, PIECES = 8;
+    static constexpr bool ZEROS_ADDED = false;
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return (i / 16 * columns + n) * 4 + i % 16 * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 2 * g + h; }
@@ -58,8 +58,8 @@ template <bool SEQUENCE> struct GptqRows {
 
 // Words along N; `order` is 1 for AWQ's interleaved places, 0 for places in sequence.
 struct AwqRows {
-    static constexpr int ZERO_BYTES = 32;
-    static constexpr bool ZEROS_ADDED = false, BULK = false;
+    static constexpr int ZERO_BYTES = 32, PIECES = 0;
+    static constexpr bool ZEROS_ADDED = false;
     static VT_MEMBER int row(int k) { return (k ^ (k >> 2 & 1)) * 32; }  // rows that lanes read meet in no bank
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return (i / 2 * columns + n) / 2 + i % 2 * 16; }
     static VT_MEMBER int to(int i) { return row(i / 2) + i % 2 * 16; }
@@ -93,8 +93,8 @@ struct AwqRows {
 
 // Marlin's words, scales and zero points.
 struct MarlinTiles {
-    static constexpr int ZERO_BYTES = 32;
-    static constexpr bool ZEROS_ADDED = false, BULK = false;
+    static constexpr int ZERO_BYTES = 32, PIECES = 4;
+    static constexpr bool ZEROS_ADDED = false;
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return n * 8 + i / 32 * columns * 8 + i % 32 * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
@@ -113,13 +113,14 @@ struct MarlinTiles {
 template <int KIND, class F> struct W4a16Job {
     typedef Pairs<KIND> P;
     static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES, STRIDED = 0, RUN = 1;
-    static constexpr bool GATHERED = false, BULK = F::BULK;
+    static constexpr bool GATHERED = false, BULK = F::PIECES > 0;
     const char *words, *scales, *zeros;
     i64 columns;
     int chunks_a_group, zero, order;
     unsigned mask, scale[2], minus[2], plus[2];
 
-    // Lanes c, 8 + c and 16 + c have the words, scales and zero points of group c of columns.
+    // Lanes below 16 have the words of groups of columns piece by piece, lane 16 + c the scales of group c, 24 + c its zero
+    // points.
     template <int GROUPS> struct BulkSender {
         const char* from;
         i64 step;
@@ -133,15 +134,17 @@ template <int KIND, class F> struct W4a16Job {
         }
     };
     template <int GROUPS, class C> VT_MEMBER BulkSender<GROUPS> bulk_sender(int thread, C column_of) const {
+        static_assert(F::PIECES * GROUPS <= 16, "");
         BulkSender<GROUPS> s;
-        int which = thread >> 3, c = thread & 7;
+        bool of_words = thread < 16, of_scales = thread < 24;
+        int c = of_words ? thread / F::PIECES : thread & 7, piece = thread % F::PIECES;
+        bool mine = thread < 32 && c < GROUPS && (of_scales || zeros != nullptr);
         i64 n = column_of(c < GROUPS ? c : 0);
-        bool mine = thread < 32 && c < GROUPS && (which < 2 || (which == 2 && zeros != nullptr));
-        s.from = which == 0 ? words + F::from(n, columns, 0) : which == 1 ? scales + n * 2 : zeros + n * F::ZERO_BYTES / COLUMNS;
-        s.step = which == 0 ? columns * (CHUNK / 2) : which == 1 ? columns * 2 : columns * F::ZERO_BYTES / COLUMNS;
-        s.to = c * OWN + (which == 0 ? 0 : which == 1 ? 2048 : 2048 + 128);
-        s.size = !mine ? 0 : which == 0 ? 2048 : which == 1 ? 128 : F::ZERO_BYTES;
-        s.chunks_a_group = which == 0 ? 1 : chunks_a_group;
+        s.from = of_words ? words + F::from(n, columns, piece * (128 / F::PIECES)) : of_scales ? scales + n * 2 : zeros + n * F::ZERO_BYTES / COLUMNS;
+        s.step = of_words ? columns * (CHUNK / 2) : of_scales ? columns * 2 : columns * F::ZERO_BYTES / COLUMNS;
+        s.to = c * OWN + (of_words ? piece * (2048 / F::PIECES) : of_scales ? 2048 : 2048 + 128);
+        s.size = !mine ? 0 : of_words ? 2048 / F::PIECES : of_scales ? 128 : F::ZERO_BYTES;
+        s.chunks_a_group = of_words ? 1 : chunks_a_group;
         s.reciprocal = s.chunks_a_group > 1 ? 0xffffffffu / (unsigned)s.chunks_a_group + 1 : 0;
         s.all = GROUPS * (2048 + 128 + (zeros != nullptr ? F::ZERO_BYTES : 0));
         return s;
