@@ -229,7 +229,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                 int used = 0, all = (chains + LANES - 1) / LANES * length;
                 for (int chain = lane_of_chains; chain < chains; chain += LANES) used += chunks_of(chain);
                 for (; used < all; ++used) {
-                    barrier_wait(full + stage, parity);
+                    barrier_wait(&full[stage], parity);
                     release(stage);
                     onward();
                 }

@@ -60,7 +60,7 @@ template <bool SEQUENCE> struct GptqRows {
 struct AwqRows {
     static constexpr int ZERO_BYTES = 32, PIECES = 0;
     static constexpr bool ZEROS_ADDED = false;
-    static VT_MEMBER int row(int k) { return (k ^ (k >> 2 & 1)) * 32; }  // rows that lanes read meet in no bank
+    static VT_MEMBER int row(int k) { return AwqWords::row(k); }
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return (i / 2 * columns + n) / 2 + i % 2 * 16; }
     static VT_MEMBER int to(int i) { return row(i / 2) + i % 2 * 16; }
     static VT_MEMBER int place(int p, int order) { return order ? (p & 3) << 1 | p >> 2 : p; }
