@@ -23,7 +23,7 @@ class Loaded(NamedTuple):
     form: Form
 
 
-LOADED = (Loaded(33, Form(64, 2, 1, 1)), Loaded(96, Form(128, 2, 1, 1)))
+LOADED = (Loaded(48, Form(64, 2, 1, 1)), Loaded(96, Form(128, 2, 1, 1)))
 
 
 def loads(pairs: int, experts: int) -> bool:

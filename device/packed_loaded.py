@@ -51,8 +51,8 @@ class Form(NamedTuple):
         return current().tensor_map(current().pointer(a), width, rows, width, self.rows // self.blocks)
 
 
-FEW_ROWS, MANY_ROWS = Form(64, 1, 2, 2), Form(128, 2, 1, 2)
-"""Those of cuda/w4a16_loaded.cuh."""
+FORMS = {"few rows": Form(64, 1, 2, 2), "few tiles": Form(128, 1, 2, 2), "many tiles": Form(128, 2, 1, 2)}
+"""Those that cuda/w4a16_loaded.cuh has of every format."""
 
 
 def loads(a, weights: Weights) -> bool:
@@ -67,9 +67,11 @@ def loads(a, weights: Weights) -> bool:
 
 
 def form_of(rows: int, columns: int) -> Form:
-    """The larger tiles where there are enough of them."""
-    enough = 2 * MANY_ROWS.tiles(rows, columns) > MULTIPROCESSORS
-    return MANY_ROWS if rows > FEW_ROWS.rows and enough else FEW_ROWS
+    """The form for a result: broad tiles where half of the multiprocessors have one."""
+    if rows <= FORMS["few rows"].rows:
+        return FORMS["few rows"]
+    broad = FORMS["many tiles"]
+    return broad if 2 * broad.tiles(rows, columns) > MULTIPROCESSORS else FORMS["few tiles"]
 
 
 def loaded_product(op: str, family: str, a, weights: Weights, out, form: Form | None = None) -> None:

@@ -237,9 +237,10 @@ VT_FN void w4a16_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 de
     packed_loaded<W4a16Job<KIND, F>, ROWS, GROUPS, LANES, BLOCKS>(job, work, rows_map, (unsigned short*)out, memory);
 }
 
-// Kernels of a format in the forms of device/w4a16_loaded.py.
-#define W4A16_LOADED_KERNELS(NAME, FORMAT, KIND)             \
-    W4A16_LOADED(NAME##_64_1_2_2, FORMAT, KIND, 64, 1, 2, 2) \
+// Kernels of a format in the forms of device/packed_loaded.py.
+#define W4A16_LOADED_KERNELS(NAME, FORMAT, KIND)                \
+    W4A16_LOADED(NAME##_64_1_2_2, FORMAT, KIND, 64, 1, 2, 2)    \
+    W4A16_LOADED(NAME##_128_1_2_2, FORMAT, KIND, 128, 1, 2, 2)  \
     W4A16_LOADED(NAME##_128_2_1_2, FORMAT, KIND, 128, 2, 1, 2)
 
 #define W4A16_LOADED(NAME, FORMAT, KIND, ROWS, GROUPS, LANES, BLOCKS)                                                     \
