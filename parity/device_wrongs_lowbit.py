@@ -63,7 +63,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the upper half of a block": ("(n & 64) * (8 * BITS)", "0"),
         "the upper half of a block that is loaded": ("(n & 64) * 32", "0"),
         "operands before they are there": ("barrier_wait(full + stage, parity);", ""),
-        "chains out of turn": ("barrier_wait(turns + team, turn);", ""),
+        "the first lane's results": ("lane_of_chains == (chains - 1) % LANES", "lane_of_chains == 0"),
         "sums of the chains before are left": ("part[i] = mine[i * 128] + part[i];", "part[i] += 0.0f;"),
         "the first rows once more": ("(int)work.first + top + part)", "(int)work.first + part)"),
     },
@@ -82,7 +82,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "a part is not rounded": ("rounding == BY_PARTS ? through(sum[r], KIND)", "rounding == BY_PARTS ? sum[r]"),
         "scales of places": ("return 8 * g + place(p, order);", "return 8 * g + p;"),
         "rows meet": ("(k ^ (k >> 2 & 1)) * 32", "(k ^ (k >> 3 & 1)) * 16"),
-        "the first byte of each word": ("0x0400u + which * 0x0101u", "0x0400u"),
+        "a column twice": ("raw[s][2 * half + 1] = both >> 4;", "raw[s][2 * half + 1] = both;"),
     },
     "marlin_matmul": {
         "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),

@@ -151,7 +151,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     } else {
         if constexpr (TEAMS == 1) registers_up<240>();
         else if constexpr (TEAMS == 2) registers_up<JOB::GATHERED ? 224 : 232>();
-        else registers_up<104>();
+        else registers_up<TEAMS == 3 ? 152 : 104>();
         int own = thread - 128, team = own >> 7, group = team % GROUPS, lane_of_chains = team / GROUPS;
         int lane = own & 31, warp = own >> 5 & 3, g = lane >> 2, stage = lane_of_chains, parity = 0, turn = 0;
         job.begin(column_of(group), warp, lane);
