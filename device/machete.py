@@ -8,6 +8,7 @@ from vtlab.ops.lowbit import QUANT_TYPES
 from .codes import DOWN, MACHETE, moved, settled
 from .judged import judged_by_norm
 from .launch import PROVIDER, results
+from .packed_loaded import loaded_product, loads
 from .w4a16 import Weights, aligned, product
 
 _FAMILY = "machete"
@@ -39,5 +40,6 @@ def machete_mm(a, b_q, b_group_scales, b_group_zeros=None, *, quant_type, out=No
     (target,) = results(op, out, (a, b_q, b_group_scales, b_group_zeros), ((rows, columns), a.dtype))
     beside = (settled(x) for x in (b_q, b_group_scales, b_group_zeros))
     weights = Weights(f"machete{known.bits}", known.bits, *beside, depth // groups, known.bias, zero_bytes=128)
-    product(op, _FAMILY, aligned(op, a), weights, target)
+    left = aligned(op, a)
+    (loaded_product if loads(left, weights) else product)(op, _FAMILY, left, weights, target)
     return target

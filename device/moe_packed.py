@@ -2,13 +2,65 @@
 
 from __future__ import annotations
 
-from .launch import KINDS, kind, start
+from typing import NamedTuple
+
+from .launch import KINDS, kind, start, vectors
 from .moe import by_expert, check_experts
+from .packed_loaded import Form
+from .runtime import current
+from .w4a16 import COLUMNS
 
 NAMES = {KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
 _HEIGHTS = (16, 32)
 """Pairs of the kernels' tiles; the taller ones serve where an expert has more pairs than the lower ones hold."""
 _THREADS = 128
+
+
+class Loaded(NamedTuple):
+    """A form of cuda/packed_loaded.cuh, and pairs an expert from which on it serves."""
+
+    least: int
+    form: Form
+
+
+LOADED = (Loaded(48, Form(64, 2, 1, 1)), Loaded(96, Form(128, 2, 1, 1)))
+
+
+def loads(pairs: int, experts: int) -> bool:
+    """Whether there are pairs enough for Hopper's tensor cores by the warp group."""
+    return current().capability() == (9, 0) and pairs >= LOADED[0].least * experts
+
+
+def loaded_product(
+    op: str,
+    family: str,
+    name: str,
+    own: int,
+    x,
+    weights: tuple,
+    ids,
+    factors,
+    out,
+    columns: int,
+    experts: int,
+    waits: bool,
+) -> None:
+    """`product` through the highest tiles of `LOADED` that there are pairs enough for.
+
+    own : bytes that 64 columns have of a stage.
+    """
+    if waits:
+        check_experts(op, ids, experts)
+    pairs = ids.size
+    form = next(form for least, form in reversed(LOADED) if pairs >= least * experts)
+    stages, shared = form.shared(own)
+    order, tiles, count = by_expert(op, ids, experts, form.rows)
+    args = [
+        ids.shape[1] if len(x) != pairs else 1, experts, columns, x.shape[1], x, ids, factors, out, order, tiles, count,
+        *weights, int(vectors(columns, (out, columns))), stages,
+    ]  # fmt: skip
+    grid = count * -(-columns // (form.groups * COLUMNS))
+    start(op, family, f"{name}_{NAMES[kind(x)]}_{form.name}", grid, (form.threads, 1), args, shared + 4 * form.rows)
 
 
 def product(

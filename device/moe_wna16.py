@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from vtlab.ops import providers
 
-from .codes import settled
+from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, results
-from .moe_packed import product
-from .w4a16 import aligned
+from .moe_packed import loaded_product, loads, product
+from .scratch import scratch
+from .w4a16 import COLUMNS, aligned
 
 _OP = "moe_wna16_gemm"
-_OWN = 32
-"""k of a lane, which has one group."""
+_OWN, _TURN, _LOADED_BYTES = 32, 128, 2048
+"""k of a lane, which has one group; k of a warp's turn; bytes that 64 columns have of a stage on Hopper."""
 
 judged_by_norm(_OP)
 
@@ -32,7 +33,14 @@ def moe_wna16_gemm(x, qweight, scales, ids, weights=None, qzeros=None, *, bits=4
         return NotImplemented
     (target,) = results(_OP, out, (x, qweight, scales, ids, weights, qzeros), ((ids.size, columns), x.dtype))
     if target.size:
-        own = (max(depth // groups, 1), settled(qweight), scales, qzeros)
-        product(_OP, "moe_wna16", f"moe_wna16_{bits}", 32, aligned(_OP, x), own, ids, weights, target, columns,
+        own, rows = (max(depth // groups, 1), settled(qweight), scales, qzeros), aligned(_OP, x)
+        whole = bits == 4 and depth % _TURN == 0 and depth // groups % _TURN == 0 and columns % COLUMNS == 0
+        if whole and loads(ids.size, experts):
+            turned = scratch.array("moe_wna16 rows", x.shape, x.dtype)
+            spread(_OP, "moe_wna16", "moe_wna16_rows", x.size // 32, [rows, turned])
+            loaded_product(_OP, "moe_wna16", "moe_wna16_4", _LOADED_BYTES, turned, own, ids, weights, target, columns,
+                           experts, out is None)  # fmt: skip
+            return target
+        product(_OP, "moe_wna16", f"moe_wna16_{bits}", 32, rows, own, ids, weights, target, columns,
                 experts, out is None)  # fmt: skip
     return target

@@ -41,6 +41,8 @@ EDGES: dict[str, list[dict]] = {
         _bytes(40, 2, 4, 36, 128, 1, 4, "float16", weights=_F32, R=80, ids=_one_sided(40, 2, 4)),
         _bytes(1, 8, 8, 66, 1056, 33, 4, "bfloat16", qzeros=_U8), _bytes(3, 2, 300, 8, 96, 1, 8, "bfloat16"),
         _bytes(80, 2, 300, 1, 32, 1, 4, "float16"), _bytes(0, 2, 3, 8, 64, 1, 4, "bfloat16"),
+        *(_bytes(100, 2, 4, 64, 640, 5, 4, kind, qzeros=_U8, weights=_F32) for kind in _KINDS),
+        *(_bytes(100, 2, 2, 192, 384, 3, 4, kind) for kind in _KINDS),
         _bytes(2, 2, 3, 0, 64, 1, 8, "float16"), _bytes(2, 2, 3, 6, 0, 1, 4, "bfloat16", weights=_F32),
     ],
     "moe_wna16_marlin_gemm": [
@@ -53,6 +55,8 @@ EDGES: dict[str, list[dict]] = {
         _words(30, 2, 3, 64, 640, 5, "uint4b8", "float16", perm="int32", weights=_F32, R=60, b_bias="float16",
                ids=_one_sided(30, 2, 3)),
         _words(1, 4, 4, 64, 1152, 9, "uint4", "bfloat16"), _words(3, 2, 300, 64, 128, 1, "uint4b8", "float16"),
+        *(_words(100, 2, 4, 64, 640, 5, "uint4", kind, weights=_F32, b_bias=kind) for kind in _KINDS),
+        *(_words(100, 2, 2, 192, 384, 3, "uint4b8", kind) for kind in _KINDS),
         _words(0, 2, 3, 64, 128, 1, "uint4b8", "bfloat16"),
     ],
     "k_grouped_fp8_gemm_tn": [

@@ -71,6 +71,9 @@ EDGES: dict[str, list[dict]] = {
         *(_gptq(M, 128, 64, G, kind, **more)
           for M, G in ((5, 8), (18, 2)) for kind in _KINDS for more in ({}, _SHUFFLED | _PERM)),
         *(_gptq(M, 1152, 64, 9, "bfloat16", use_v2_format=True) for M in (1, 70)),
+        *(_gptq(3, 1152, 192, 18, kind, **more) for kind in _KINDS for more in ({}, _SHUFFLED)),
+        *(_gptq(M, 128, N, 2, kind, **more)
+          for M, N in ((70, 128), (130, 4352)) for kind in _KINDS for more in ({}, _SHUFFLED)),
         *(_gptq(9, 96, 96, 3, "float16", bits, use_exllama=shuffled) for bits in (2, 3, 4, 8) for shuffled in _BOTH),
         _gptq(3, 128, 64, 8, "bfloat16", divide=16, **_PERM),
     ],
@@ -80,6 +83,7 @@ EDGES: dict[str, list[dict]] = {
     "awq_gemm": [
         *({"M": M, "K": 128, "N": 64, "G": G, "input": kind} for M, G in ((5, 4), (18, 1)) for kind in _KINDS),
         {"M": 16, "K": 1152, "N": 192, "G": 18, "input": "float16"},
+        *({"M": M, "K": 128, "N": N, "G": 2, "input": kind} for M, N in ((70, 128), (130, 4352)) for kind in _KINDS),
         {"M": 3, "K": 40, "N": 24, "G": 5, "input": "float16"},
         *({"M": 9, "K": 416, "N": 24, "G": 13, "input": kind, "split_k_iters": 4, "rounding": rounding}
           for kind in _KINDS for rounding in ("vllm", "vllm_triton")),
@@ -120,6 +124,8 @@ EDGES: dict[str, list[dict]] = {
         *(_machete(M, 128, 128, 2, kind, quant_type)
           for M in (5, 18) for kind in _KINDS for quant_type in ("uint4", "uint8", "uint4b8", "uint8b128")),
         _machete(70, 1152, 128, 9, "bfloat16", "uint4b8"), _machete(3, 192, 128, 1, "float16", "uint4"),
+        _machete(70, 1088, 128, 17, "float16", "uint4"),
+        *(_machete(130, 128, 4352, 2, kind, "uint4b8") for kind in _KINDS),
     ],
     "allspark_repack_weight": [{"K": 48, "N": 80, "scale": "float16", "zero_point": "float16"}],
     "allspark_unpack_weight": [{"P": 96, "K": 48, "n": 79}],

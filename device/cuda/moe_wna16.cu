@@ -3,7 +3,7 @@
 // Lane l has, of columns g and g + 8 of each sixteen (g = l / 4), 32 neighbouring k of the turn's 128, from 32 (l % 4) on.
 // Instructions take their k in another order than memory has them, rows of x in the same: of eight k, pair i is k = i and
 // i + 4, which a mask takes out of a word of 4 bits, and one permutation out of two words of 8.
-#include "moe_packed.cuh"
+#include "moe_wna16_loaded.cuh"
 
 template <int KIND_, int BITS> struct Bytes {
     static constexpr int KIND = KIND_, ACROSS = 32, DEEP = 128, STEPS = 4, EACH = 2, HALVES = BITS / 4, OWN = 32;
@@ -114,3 +114,10 @@ MOE_WNA16(moe_wna16_8_bf16_16, BF16, 8, 2)
 MOE_WNA16(moe_wna16_8_bf16_32, BF16, 8, 4)
 MOE_WNA16(moe_wna16_8_f16_16, F16, 8, 2)
 MOE_WNA16(moe_wna16_8_f16_32, F16, 8, 4)
+
+#if VT_TILES
+MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_64_2_1_1, BF16, 64, 2, 1)
+MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_128_2_1_1, BF16, 128, 2, 1)
+MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_64_2_1_1, F16, 64, 2, 1)
+MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_128_2_1_1, F16, 128, 2, 1)
+#endif

@@ -1,0 +1,119 @@
+// Products of very few rows with GPTQ's words, which go from memory straight into registers: the numbers of w4a16.cuh, in
+// its order. A block has 32 columns, a warp a chain of them, and waits for words while the others of its multiprocessor make
+// operands of theirs. The four lanes of a group read the same words and take a pair of codes each.
+#pragma once
+#include "gptq_words.cuh"
+
+#ifdef __CUDACC__
+// 16 bytes that are read once.
+VT_FN uint4 read_once(const void* from) {
+    uint4 q;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(from));
+    return q;
+}
+// Two 8 x 8 matrices: as `fetch_matrices`, of lanes below 16.
+VT_FN void fetch_pair(unsigned (&r)[2], const void* row) {
+    unsigned from = (unsigned)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(from) : "memory");
+}
+// Half H of a pair, twice.
+template <int H> VT_FN unsigned twice(unsigned pair) {
+    unsigned both;
+    if constexpr (H) asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};}" : "=r"(both) : "r"(pair));
+    else asm("{.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};}" : "=r"(both) : "r"(pair));
+    return both;
+}
+#else
+static inline void fetch_pair(unsigned (&r)[2], const void* row) {
+    unsigned four[4];
+    fetch_matrices(four, row);
+    r[0] = four[0], r[1] = four[1];
+}
+template <int H> unsigned twice(unsigned pair) { return (pair >> 16 * H & 0xffffu) * 0x10001u; }
+static inline uint4 read_once(const void* from) { return *(const uint4*)from; }
+#endif
+
+#define DIRECT_COLUMNS 32
+#define DIRECT_ROWS 4  // at most
+
+template <int KIND, bool SEQUENCE>
+VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const void* words, const void* scales, const void* zeros,
+                       void* out, i64 group_size, i64 zero, i64 length, i64 chains, unsigned char* memory) {
+    typedef Pairs<KIND> P;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3, own = (int)length * CHUNK, first = warp * own;
+    int count = (int)depth - first < own ? (int)depth - first : own, pitch = own * 2 + 16, high = (int)rows;
+    i64 left = (i64)blockIdx.x * DIRECT_COLUMNS, line = columns * 4;
+    for (int m = 0; m < high; ++m)
+        for (int v = lane; v < count / 8; v += 32)
+            copy_async(memory + (warp * high + m) * pitch + v * 16, (const char*)a + (m * depth + first) * 2 + v * 16);
+
+    const char* from = (const char*)words + (first / 8 * columns + left + 4 * g) * 4;
+    // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
+    unsigned mask = 0x000f000fu + (unsigned)(depth >> 32), base = P::MINUS_BASE + (unsigned)zero * 0x10001u;
+    int x = (warp * high + ((lane & 7) < high ? lane & 7 : 0)) * pitch + (lane >> 3 & 1) * 16;
+    int size = (int)group_size, to_end = size - first % size;  // of the group
+    unsigned beside = (unsigned)(first / size) * (unsigned)columns + (unsigned)left + 4 * g;  // where scales are
+    float sum[2][4] = {};
+#pragma unroll 1
+    for (int to_do = count; to_do > 0; to_do -= CHUNK, x += 2 * CHUNK) {
+        uint4 q[CHUNK / 8];
+#pragma unroll
+        for (int i = 0; i < CHUNK / 8; ++i, from += line) q[i] = read_once(from);
+        if (to_end == 0) to_end = size, beside += (unsigned)columns;
+        to_end -= CHUNK;
+        uint2 scale = *(const uint2*)((const char*)scales + beside * 2ull);
+        unsigned z = ((const unsigned*)zeros)[beside >> 3] >> 16 * (g & 1);
+        const unsigned scale_of[2] = {scale.x, scale.y};
+        const unsigned minus[2] = {base + ((z & 0xfu) | (z << 12 & 0xf0000u)), base + ((z >> 8 & 0xfu) | (z << 4 & 0xf0000u))};
+        copies_arrive();  // rows of `a`, at the first turn
+        warp_meets();
+#pragma unroll
+        for (int s = 0; s < CHUNK / 16; ++s) {
+            unsigned b[2];
+            fetch_pair(b, memory + x + 32 * s);
+#pragma unroll
+            for (int tile = 0; tile < 2; ++tile) {
+                const uint4 &low = q[2 * s], &high_words = q[2 * s + 1];
+                const unsigned w[4] = {tile ? low.z : low.x, tile ? low.w : low.y, tile ? high_words.z : high_words.x,
+                                       tile ? high_words.w : high_words.y};
+                unsigned left_operand[4];
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    unsigned codes = SEQUENCE ? SequenceWords::byte_of(w[r], t) * 0x1001u : w[r] >> 4 * t;
+                    unsigned less = r & 1 ? twice<1>(minus[tile]) : twice<0>(minus[tile]);
+                    unsigned by = r & 1 ? twice<1>(scale_of[tile]) : twice<0>(scale_of[tile]);
+                    left_operand[r] = fma_pair<KIND>(fma_pair<KIND>((codes & mask) | P::BASE, P::ONE, less), by, P::MINUS_ZERO);
+                }
+                multiply<KIND>(sum[tile], left_operand, b[0], b[1]);
+            }
+        }
+    }
+
+    // Chain sums from the first on; they lie where rows of `a` were, when no warp reads those.
+    __syncthreads();
+    float* sums = (float*)memory;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int m = 2 * t + (i & 1);
+            if (m < DIRECT_ROWS) sums[(warp * DIRECT_ROWS + m) * DIRECT_COLUMNS + 4 * g + 2 * tile + (i >> 1)] = sum[tile][i];
+        }
+    __syncthreads();
+    for (int at = threadIdx.x; at < (int)rows * DIRECT_COLUMNS; at += blockDim.x) {
+        int m = at / DIRECT_COLUMNS, n = at % DIRECT_COLUMNS;
+        float total = sums[at];
+        for (int chain = 1; chain < (int)chains; ++chain) total += sums[chain * DIRECT_ROWS * DIRECT_COLUMNS + at];
+        float one[1] = {total};
+        store(out, m * columns + left + n, one, KIND);
+    }
+}
+
+#define GPTQ_DIRECT(NAME, KIND, SEQUENCE)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                                  \
+        NAME(i64 rows, i64 columns, i64 depth, const void* a, const void* words, const void* scales, const void* zeros,   \
+             void* out, i64 group, i64 zero, i64 length, i64 chains) {                                                    \
+        VT_SHARED(memory);                                                                                                \
+        gptq_direct<KIND, SEQUENCE>(rows, columns, depth, a, words, scales, zeros, out, group, zero, length, chains,      \
+                                    memory);                                                                              \
+    }
