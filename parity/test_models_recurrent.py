@@ -235,7 +235,7 @@ OTHER_EXPERTS = {
 
 @pytest.mark.parametrize("wrong", OTHER_EXPERTS)
 def test_kimi_linears_stream_notices_other_experts(wrong):
-    """Evaluated in float32, another rule of routing is further from vLLM's log-probabilities than its 16 bits explain."""
+    """In float32, another rule of routing is further from vLLM's log-probabilities than its 16 bits explain."""
     golden = some_of(token_golden("kimi_linear_bfloat16"))
     config = read({**tiny.CHECKPOINTS["kimi_linear"], **OTHER_EXPERTS[wrong]}, wrong)
     tensors = {name: bits.view(ml_dtypes.bfloat16) for name, bits in tiny.tensors("kimi_linear", "bfloat16").items()}

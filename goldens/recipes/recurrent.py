@@ -149,9 +149,9 @@ RECIPES: dict[str, Recipe] = {
         "state_size": 16, "n_groups": 1, "chunk_size": 16, "rms_norm": True, "norm_before_gate": False,
         "tie_word_embeddings": False,
     }, _mamba2, final_norm=4.0, final_norm_name="backbone.norm_f.weight", plain_norm="none"),
-    # KDA, KDA, latent attention without rope, KDA; a dense layer, then experts in two groups of which one is kept. Where
-    # two groups tie within a rounding of 16 bits all experts change: they are small enough for that to stay an error
-    # like others, not another stream.
+    # KDA, KDA, latent attention without rope, KDA; a dense layer, then experts in two groups of which one is kept.
+    # Where two groups tie within a rounding of 16 bits all experts change: they are small enough for that to stay an
+    # error like others, not another stream.
     "kimi_linear": Recurrent({
         "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", **TOKENS, "hidden_size": 64,
         "vocab_size": 512, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
