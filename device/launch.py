@@ -123,17 +123,25 @@ def start(
 
 
 def map_rows(
-    op: str, family: str, kernel: str, rows: int, width: int, wide: bool, args: Sequence, depth: int = 1
+    op: str,
+    family: str,
+    kernel: str,
+    rows: int,
+    width: int,
+    wide: bool,
+    args: Sequence,
+    depth: int = 1,
+    most: int = _BLOCK,
 ) -> None:
     """Launch ``<kernel>_v8`` or ``_v1`` over every group of 8 or 1 elements of `rows` x `width`, `depth` a thread.
 
-    A block takes a rectangle of rows and groups: as many groups of one row as fill it, then more rows; small work is
-    cut into small blocks, so that more multiprocessors share it.
+    A block, of at most `most` threads, takes a rectangle of rows and groups: as many groups of one row as fill it, then
+    more rows; small work is cut into small blocks, so that more multiprocessors share it.
     """
     if not rows or not width:
         return
     groups = -(-(width // VECTOR if wide else width) // depth)
-    block = _BLOCK if rows * groups > _SMALL else _BLOCK // 4
+    block = most if rows * groups > _SMALL else min(most, _BLOCK // 4)
     across = min(block, max(_WARP if rows == 1 else 1, 1 << (groups - 1).bit_length()))
     down = block // across if rows > 1 else 1
     chunks = -(-groups // across)

@@ -19,6 +19,8 @@ from ..runtime import current
 from .emit import depth, tag
 
 _SPAN, _TURNS, _LANES = 2048, 4, 256
+_MAP_BLOCK = 64
+"""Threads of a block without a row of its own: small ones share a multiprocessor best."""
 FEW_ROWS = 264  # two for each multiprocessor of a large GPU
 _MOST_FORMS = 1024
 
@@ -101,7 +103,7 @@ class Launcher:
         if not wide and plan.program.group:
             return False
         if not plan.reduces:
-            map_rows(op, family, plan.kernel, rows, width, wide, args, depth(plan.program))
+            map_rows(op, family, plan.kernel, rows, width, wide, args, depth(plan.program), _MAP_BLOCK)
         elif not wide or width > _SPAN * _TURNS:
             start(op, family, f"{plan.kernel}_long", rows, (256, 1), [rows, width, 0, *args])
         elif width <= _LANES:
