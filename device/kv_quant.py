@@ -10,12 +10,15 @@ import ml_dtypes
 from vtlab.ops import providers
 
 from .kv_rows import E4M3_CODES, E5M2_CODES, aligned, check_writes, division, heads, no_heads, read_codes, side
-from .launch import PROVIDER, map_rows, results
+from .launch import KINDS, PROVIDER, map_rows, results, start
 from .launch import kind as kind_of
+from .units import unit_of
 
 _FAMILY = "kv_quant"
 _DEPTH = 2
 """Vectors of the key and of the value a thread, as the kernel knows."""
+_SIXTEEN, _SIXTEEN_BLOCK = 16, 64
+"""Elements whose codes are stored at once, and threads of a block, as the kernel knows."""
 
 
 def _codes(kind: str) -> int:
@@ -29,6 +32,32 @@ def _together(array, cache, scale) -> bool:
     return array.shape[1] == 1 or (packed and len(scale) == 1)
 
 
+def _in_sixteens(sides, tokens: int, room: int) -> bool:
+    """Whether key and value are alike, bfloat16, and read and stored 16 bytes at a time."""
+    (key, _, _), (value, _, _) = sides
+    width = key.shape[2]
+    return (
+        key.shape == value.shape and width > 0 and width % _SIXTEEN == 0 and key.shape[1] > 0
+        and max(2 * key.size // _SIXTEEN, room) < 2**31
+        and all(kind_of(x) == KINDS["bfloat16"] and aligned(x, width) for x, _, _ in sides)
+        and all(unit_of((cache,), cache.strides[:3]) == 16 for _, cache, _ in sides)
+    )  # fmt: skip
+
+
+def _write_sixteens(op: str, sides, slots, size: int, room: int, codes: int) -> None:
+    """Launch write_sixteen_* over keys and, behind them, values."""
+    _, count, width = sides[0][0].shape
+    number, per_token = sides[0][0].size // _SIXTEEN, count * width // _SIXTEEN
+    half = -(-number // _SIXTEEN_BLOCK)
+    args = [
+        number, half, *heads(sides[0][0]), *heads(sides[1][0]), *side(sides[0][1]), *side(sides[1][1]),
+        sides[0][2], int(len(sides[0][2]) > 1), sides[1][2], int(len(sides[1][2]) > 1),
+        *division(per_token), *division(width // _SIXTEEN), *division(size), slots, room,
+    ]  # fmt: skip
+    kernel = f"write_sixteen_{'e5m2' if codes == E5M2_CODES else 'e4m3'}"
+    start(op, _FAMILY, kernel, 2 * half, (_SIXTEEN_BLOCK, 1), args)
+
+
 @providers.provider("reshape_and_cache_fp8", "cuda", PROVIDER)
 def reshape_and_cache_fp8(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, *, kind="fp8", out=None):
     """oracle.kv_quant.reshape_and_cache_fp8."""
@@ -38,6 +67,8 @@ def reshape_and_cache_fp8(key, value, key_cache, value_cache, slot_mapping, k_sc
     if not tokens * room:
         return
     sides = [(key, key_cache, k_scale), (value, value_cache, v_scale)]
+    if _in_sixteens(sides, tokens, room):
+        return _write_sixteens(op, sides, slot_mapping, size, room, _codes(kind))
     for pair in [sides] if key.shape == value.shape else [sides[:1], sides[1:]]:
         count, width = pair[0][0].shape[1:]
         if not count * width:

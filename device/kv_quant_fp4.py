@@ -8,11 +8,13 @@ from __future__ import annotations
 from vtlab.ops import providers
 
 from .kv_rows import aligned, check_writes, division, heads, start_teams
-from .launch import KINDS, PROVIDER, VECTOR, kind
+from .launch import KINDS, PROVIDER, VECTOR, kind, start
 from .runtime import current
 from .units import unit_of
 
 _FAMILY = "kv_quant_fp4"
+_BLOCK, _SIXTEEN_BLOCK = 16, 64
+"""Elements under a scale, and threads of a block that have one such each, as the kernel knows."""
 _BYTES, _GROUP = 9, 8
 """Bytes of 16 elements, and those of them that are codes."""
 
@@ -43,4 +45,14 @@ def reshape_and_cache_nvfp4(key, value, key_cache, value_cache, slot_mapping, k_
         k_scale, v_scale, max(1, widths[1] // 64), kind(key), slot_mapping, size, room,
     ]  # fmt: skip
     brain = kind(key) == KINDS["bfloat16"] and all(aligned(x, x.shape[2]) for x in (key, value))
+    if brain and key.shape == value.shape and 2 * key.size // _BLOCK < 2**31 and room < 2**31:
+        number, per_head = key.size // _BLOCK, widths[0] // _BLOCK
+        half = -(-number // _SIXTEEN_BLOCK)
+        args = [
+            number, half, *heads(key), *heads(value), *_side(key_cache), *_side(value_cache), k_scale, v_scale,
+            *division(count * per_head), *division(per_head), *division(size), max(1, widths[1] // 64), slot_mapping,
+            room,
+        ]  # fmt: skip
+        start(op, _FAMILY, "nvfp4_sixteens", 2 * half, (_SIXTEEN_BLOCK, 1), args)
+        return
     start_teams(op, _FAMILY, "nvfp4_bf16" if brain else "nvfp4_v8", rows * lanes, 0, args)

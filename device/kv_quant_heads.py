@@ -84,7 +84,7 @@ def dequantize_kv_int4(cache, scale_cache, *, out_dtype=ml_dtypes.bfloat16, out=
     """oracle.kv_quant_heads.dequantize_kv_int4."""
     op, shape = "dequantize_kv_int4", (*cache.shape[:-1], 2 * cache.shape[-1])
     (target,) = results(op, out, (cache, scale_cache), (shape, out_dtype))
-    read_codes(op, _FAMILY, "read_int4", cache, scale_cache, None, target, 0, packed=2, depth=1)
+    read_codes(op, _FAMILY, "read_int4", cache, scale_cache, None, target, 0, packed=2)
     return target
 
 

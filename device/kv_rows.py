@@ -101,9 +101,7 @@ def leading(array, keep: int):
     return array, (pages, tokens), (steps[-1] if steps else tokens * token, token)
 
 
-def read_codes(
-    op, family, kernel, cache, scales, scale_steps, target, codes, packed: int = 1, depth: int = READ_DEPTH
-) -> None:
+def read_codes(op, family, kernel, cache, scales, scale_steps, target, codes, packed: int = 1) -> None:
     """Launch `kernel` over codes [..., H, B] and their scales [..., H], `packed` codes a byte; see `Paged`.
 
     scale_steps: what scales that have no leading axes step by from page to page, token to token and head to head.
@@ -134,4 +132,4 @@ def read_codes(
         cache, scales, *division(count), *division(tokens), page, token, head, *scale, target, kind(target), codes,
         unit,
     ]  # fmt: skip
-    map_rows(op, family, kernel, rows, width, wide, args, depth)
+    map_rows(op, family, kernel, rows, width, wide, args, READ_DEPTH)

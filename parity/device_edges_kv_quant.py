@@ -42,7 +42,7 @@ EDGES: dict[str, list[dict]] = {
               (2, 128, 1, 1, "bfloat16", "fp8"), (3, 64, 3, 3, "bfloat16", "fp8_e4m3"), (2, 24, 2, 1, "float16", "fp8"),
               (1, 5, 1, 1, "float32", "fp8_e5m2"), (2, 72, 1, 1, "float32", "fp8_e5m2"))),
         _written(2, 16, 40, Sk=1, Sv=2, key="bfloat16"), _written(2, 0, 8, Sk=1, Sv=1), _written(0, 8, Sk=1, Sv=1, T=2),
-        _written(4, 256, T=70, NB=20, Sk=1, Sv=1, key="bfloat16"),
+        *(_written(4, 256, T=70, NB=20, Sk=1, Sv=1, key="bfloat16", kind=kind) for kind in ("fp8", "fp8_e5m2")),
         {"T": 2, "H": 1, "D": 8, "Dv": 8, "NB": 0, "BS": 2, "S": 0, "Sk": 1, "Sv": 1},
         *(_between(scale, bits, kind) for scale in (1.0, 0.0321, 0.7)
           for bits, kind in ((3, "fp8_e4m3"), (2, "fp8_e5m2"))),

@@ -4,7 +4,8 @@
 // 1. write_codes_v1, read_codes_v1: an element a thread, for any width and address.
 // 2. *_v8: 16 bytes of the key and of the value a thread, two of each on their way before the slot and the scales are
 //    known; a product with the scale's reciprocal and a correction for the quotient (fp8_scales.cuh).
-// 3. Heads, tokens and pages are told apart by factors (whole_quotient), once for all vectors of a thread; what lies
+// 3. write_sixteen_*: 16 bfloat16 of a key or of a value a thread, whose codes are stored at once.
+// 4. Heads, tokens and pages are told apart by factors (whole_quotient), once for all vectors of a thread; what lies
 //    together counts as one head.
 #include "kv_rows.cuh"
 
@@ -113,6 +114,53 @@ VT_FN void write_codes(i64 tokens, i64 width, i64 chunks, const Heads& key, cons
     }
 WRITE_CODES(8)
 WRITE_CODES(1)
+
+// Sixteen neighbours of the key a thread, or in the second half of the grid, of the value: one of the two is half as much
+// code. `per_token` and `per_head` count sixteens.
+template <int CODES>
+VT_FN void write_sixteen(i64 count, i64 half, const Heads& key, const Heads& value, const Side& keys,
+                         const Side& values, const HeadScales& k_scale, const HeadScales& v_scale,
+                         const Division& per_token, const Division& per_head, const Division& page_size,
+                         const i64* slots, i64 room) {
+    const bool second = blockIdx.x >= (unsigned)half;
+    const Heads from{second ? value.x : key.x, second ? value.token : key.token, second ? value.head : key.head, 0, true};
+    const HeadScales by{second ? v_scale.scales : k_scale.scales, second ? v_scale.step : k_scale.step};
+    const unsigned number = (blockIdx.x - (second ? (unsigned)half : 0u)) * blockDim.x + threadIdx.x;
+    if (number >= (unsigned)count) return;
+    const unsigned token = per_token.of(number), rest = number - token * per_token.d, h = per_head.of(rest);
+    const int within = 16 * (int)(rest - h * per_head.d);
+    const i64 slot = slots[token], at = from.at(token, h) + within;
+    const Raw<8> low = fetch<8>(from.x, at, BF16), high = fetch<8>(from.x, at + 8, BF16);
+    const float scale = by.of(h);
+    loads_are_under_way();
+    if (slot >= room || slot < 0) return;
+    const unsigned page = page_size.of((unsigned)slot), offset = (unsigned)slot - page * page_size.d;
+    const unsigned pair = larger_pair<false>(largest_pair<false>(low.a), largest_pair<false>(high.a));
+    const Divisor divisor(scale, larger(pair << 16, pair & 0xffff0000u), false);
+    float x[8], q[8];
+    uint4 codes;
+    widen(x, low, BF16);
+    divisor.divide(q, x);
+    codes.x = code_pair(q[0], q[1], CODES) | code_pair(q[2], q[3], CODES) << 16;
+    codes.y = code_pair(q[4], q[5], CODES) | code_pair(q[6], q[7], CODES) << 16;
+    widen(x, high, BF16);
+    divisor.divide(q, x);
+    codes.z = code_pair(q[0], q[1], CODES) | code_pair(q[2], q[3], CODES) << 16;
+    codes.w = code_pair(q[4], q[5], CODES) | code_pair(q[6], q[7], CODES) << 16;
+    *(uint4*)((second ? values : keys).at(page, offset, h) + within) = codes;
+}
+
+#define WRITE_SIXTEEN(NAME, CODES)                                                                                \
+    extern "C" __global__ void __launch_bounds__(64) NAME(                                                        \
+        i64 count, i64 half, HEADS(key), HEADS(value), SIDE(keys), SIDE(values), const float* k_scale,            \
+        i64 k_step, const float* v_scale, i64 v_step, DIVISION(per_token), DIVISION(per_head),                    \
+        DIVISION(page_size), const i64* slots, i64 room) {                                                        \
+        write_sixteen<CODES>(count, half, THE_HEADS(key), THE_HEADS(value), THE_SIDE(keys), THE_SIDE(values),     \
+                             HeadScales{k_scale, k_step}, HeadScales{v_scale, v_step}, THE_DIVISION(per_token),   \
+                             THE_DIVISION(per_head), THE_DIVISION(page_size), slots, room);                       \
+    }
+WRITE_SIXTEEN(write_sixteen_e4m3, E4M3_CODES)
+WRITE_SIXTEEN(write_sixteen_e5m2, E5M2_CODES)
 
 READ_CODES(read_codes_v8, 8, E5M2_CODES)
 READ_CODES(read_codes_v1, 1, E5M2_CODES)

@@ -5,6 +5,7 @@
 //    neighbouring lanes share a block of 16.
 // 2. nvfp4_bf16: maxima of a key and a value travel in one word; the even lane finds the key's scale and factor, with
 //    its division, the odd one the value's (fp4.cu).
+// 3. nvfp4_sixteens: keys and values alike; a block of a key or of a value a thread.
 #include "kv_rows.cuh"
 
 #define FP4_SIXTH vt_float(0x3e2aaaab)  // float32(1 / 6)
@@ -68,6 +69,50 @@ extern "C" __global__ void __launch_bounds__(256) nvfp4_bf16(NVFP4_PARAMETERS) {
 }
 extern "C" __global__ void __launch_bounds__(256) nvfp4_v8(NVFP4_PARAMETERS) {
     write_nvfp4<false>(NVFP4_ARGUMENTS, (int)kind, slots, page_size, room);
+}
+
+// A block of 16 bfloat16 of the key a thread, or in the second half of the grid, of the value: nothing passes between
+// lanes. `per_token` and `per_head` count blocks.
+extern "C" __global__ void __launch_bounds__(64) nvfp4_sixteens(
+    i64 count, i64 half, HEADS(key), HEADS(value), SIDE(keys), SIDE(values), const float* k_scale, const float* v_scale,
+    DIVISION(per_token), DIVISION(per_head), DIVISION(page_size), i64 quarter, const i64* slots, i64 room) {
+    const bool second = blockIdx.x >= (unsigned)half;
+    const Division tokens = THE_DIVISION(per_token), heads = THE_DIVISION(per_head), pages = THE_DIVISION(page_size);
+    const Heads from{second ? value : key, second ? value_token : key_token, second ? value_head : key_head, 0, true};
+    unsigned number = (blockIdx.x - (second ? (unsigned)half : 0u)) * blockDim.x + threadIdx.x;
+    if (number >= (unsigned)count) return;
+    unsigned token = tokens.of(number), rest = number - token * tokens.d, head = heads.of(rest);
+    int group = (int)(rest - head * heads.d);
+    const i64 at = from.at(token, head) + 16 * group, slot = slots[token];
+    const Raw<8> low = fetch<8>(from.x, at, BF16), high = fetch<8>(from.x, at + 8, BF16);
+    const float given = (second ? v_scale : k_scale)[0];
+    loads_are_under_way();
+    if (slot >= room || slot < 0) return;
+    unsigned page = pages.of((unsigned)slot), offset = (unsigned)slot - page * pages.d;
+    unsigned pair = larger_pair<false>(largest_pair<false>(low.a), largest_pair<false>(high.a));
+    unsigned top = larger(pair << 16, pair & 0xffff0000u);
+    const float by = 1.0f / given;
+    unsigned code = e4m3_code(by * (vt_float((int)top) * FP4_SIXTH));
+    float factor = reciprocal_or_zero(e4m3_value(code) * reciprocal_or_zero(by)), v[8];
+    const Side side = second ? THE_SIDE(values) : THE_SIDE(keys);
+    uint2 words;
+    widen(v, low, BF16);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] *= factor;
+    words.x = e2m1_word<false>(v);
+    widen(v, high, BF16);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] *= factor;
+    words.y = e2m1_word<false>(v);
+    put_words(side.at(page, offset, head) + 8 * group, words, side.unit);
+    unsigned char* scale;
+    if (second) {
+        int turn = group / (int)quarter, t = (int)(offset & 3u);
+        scale = scale_byte(side, page, (i64)offset - t + turn, head) + (group - turn * (int)quarter) * 4 + t;
+    } else {
+        scale = scale_byte(side, page, offset, head) + group;
+    }
+    *scale = (unsigned char)code;
 }
 
 SLOTS_KERNEL(kv_quant_fp4_slots_fit)

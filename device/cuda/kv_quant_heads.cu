@@ -325,17 +325,27 @@ READ_CODES(read_heads_v1, 1, INT8_CODES)
 template <int V>
 VT_FN void read_int4(i64 rows, i64 width, i64 chunks, const unsigned char* cache, const float* scales,
                      const Paged& paged, void* out, int kind, int unit) {
-    const Place at = place<V>(rows, width, chunks);
-    if (!at.inside) return;
-    i64 from, scale_at;
-    paged.find(at.row, from, scale_at);
-    const unsigned char* bytes = cache + from + (at.column >> 1);
-    unsigned word = V == 8 ? take_word(bytes, unit) : (unsigned)*bytes >> 4 * (at.column & 1);
+    Place at[READ_DEPTH];
+    unsigned word[READ_DEPTH];
+    i64 from = 0, scale_at = 0;
+#pragma unroll
+    for (int d = 0; d < READ_DEPTH; ++d) {
+        at[d] = place<V>(rows, width, chunks, READ_DEPTH, d);
+        if (!at[d].inside) continue;
+        if (d == 0) paged.find(at[0].row, from, scale_at);
+        const unsigned char* bytes = cache + from + (at[d].column >> 1);
+        word[d] = V == 8 ? take_word(bytes, unit) : (unsigned)*bytes >> 4 * (at[d].column & 1);
+    }
+    if (!at[0].inside) return;
     int bits = ((const int*)scales)[scale_at];
     float scale = vt_float(bits & ~15), y[V];
 #pragma unroll
-    for (int j = 0; j < V; ++j) y[j] = (float)((int)(word >> 4 * j & 15u) - (bits & 15)) * scale;
-    store(out, at.row * width + at.column, y, kind);
+    for (int d = 0; d < READ_DEPTH; ++d) {
+        if (!at[d].inside) continue;
+#pragma unroll
+        for (int j = 0; j < V; ++j) y[j] = (float)((int)(word[d] >> 4 * j & 15u) - (bits & 15)) * scale;
+        store(out, at[d].row * width + at[d].column, y, kind);
+    }
 }
 
 #define READ_INT4(V)                                                                                              \
