@@ -87,6 +87,11 @@ def cp_gather_indexer_k_quant_cache(kv_cache, dst_k, dst_scale, block_table, cu_
         return
     unit = unit_of((kv_cache, dst_k, dst_scale), (size * entry,))
     width = 16 if unit >= 4 and unit_of((kv_cache, dst_k), (size * entry,)) == 16 else 4
+    if width == 16:
+        block = BLOCK if rows > _FEW else 2 * WARP
+        args = [rows, block // 8, kv_cache, dst_k, dst_scale, unit, *requests]
+        start(op, _FAMILY, "gather_keys_16", -(-8 * rows // block), (block, 1), args)
+        return
     each = max(1, min(MOST_ROWS, rows // (4 * MULTIPROCESSORS)))
     args = [rows, each, kv_cache, dst_k, dst_scale, unit, *requests]
-    start(op, _FAMILY, f"gather_keys_{width}", -(-rows // each), (BLOCK, 1), args)
+    start(op, _FAMILY, "gather_keys_4", -(-rows // each), (BLOCK, 1), args)

@@ -11,7 +11,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "a lane's own reciprocal": ("__shfl_xor_sync(FULL_WARP, inverse, found.own ^ d)", "inverse"),
         "NaN is the largest code": ("codes &= ~((nans_of(codes) >> 7) * 0xffu);", ""),
         "tiles of one row": ("tile - down * across) * SIDE + (threadIdx.x & 15)", "tile) * SIDE + (threadIdx.x & 15)"),
-        "exponents of the first group": ("<< 8 * j;\n        }\n        turned", "<< 0;\n        }\n        turned"),
+        "exponents of the first group": ("(from[j] >> 23 & 0xffu) << 8 * j;", "(from[j] >> 23 & 0xffu);"),
     },
     "mxfp4": {
         "no step before the power": ("(top + 0x200000u) >> 23", "top >> 23"),

@@ -320,21 +320,25 @@ extern "C" __global__ void __launch_bounds__(256) scale_columns(
     i64 rows, i64 groups, i64 columns, const float* scales, i64 stride, unsigned* out, i64 row_step, i64 column_step,
     i64 padded, i64 packed) {
     __shared__ unsigned turned[32][33];
-    i64 across = (columns + 31) >> 5, down = blockIdx.x / across;
-    i64 row = down << 5, column = (blockIdx.x - down * across) << 5;
+    unsigned across = (unsigned)((columns + 31) >> 5), down = blockIdx.x / across;
+    i64 row = (i64)down << 5, column = (i64)(blockIdx.x - down * across) << 5;
     int x = threadIdx.x & 31, y = threadIdx.x >> 5;
-    for (int r = y; r < 32; r += 8) {
-        unsigned word = 0;
-        if (row + r < rows && column + x < columns) {
-            const unsigned* from = (const unsigned*)scales + (row + r) * stride;
-            if (!packed) word = from[column + x];
-            else
-                for (int j = 0; j < 4 && (column + x) * 4 + j < groups; ++j)
-                    word |= (from[(column + x) * 4 + j] >> 23 & 0xffu) << 8 * j;
-        }
-        turned[r][x] = word;
+    unsigned word[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int r = y + 8 * i;
+        if (row + r >= rows || column + x >= columns) continue;
+        const unsigned* from = (const unsigned*)scales + (row + r) * stride + (column + x) * (packed ? 4 : 1);
+        if (!packed) word[i] = from[0];
+        else
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if ((column + x) * 4 + j < groups) word[i] |= (from[j] >> 23 & 0xffu) << 8 * j;
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) turned[y + 8 * i][x] = word[i];
     __syncthreads();
+#pragma unroll
     for (int c = y; c < 32; c += 8)
         if (row + x < padded && column + c < columns)
             out[(row + x) * row_step + (column + c) * column_step] = turned[x][c];

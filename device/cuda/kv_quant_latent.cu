@@ -5,8 +5,8 @@
 // 1. Byte by byte where addresses allow no more: `whole` is 0.
 // 2. latent_entries, latent_values: a warp an entry, two vectors a lane, in registers from the load to the codes; lane
 //    j of sixteen looks after the scale of tile j % 2 of its two, and maxima of bfloat16 travel two by two.
-// 3. indexer_keys: sixteen lanes a key. gather_keys_16, _4: as gather.cuh, a thread a row finds where its token lies,
-//    then all move the codes in units of 16 or 4 bytes and the scales.
+// 3. indexer_keys: sixteen lanes a key. gather_keys_4: as gather.cuh, a thread a row finds where its token lies, then all
+//    move the codes in units of 4 bytes and the scales. gather_keys_16: eight lanes a row, which find it themselves.
 #include "gather.cuh"
 #include "kv_rows.cuh"
 
@@ -147,12 +147,12 @@ extern "C" __global__ void __launch_bounds__(256) indexer_keys(i64 tokens, const
     if (lane == 0) put_word(block + page_size * KEY + offset * 4, (unsigned)vt_bits(scale), unit);
 }
 
-// The codes and scales of tokens, in units of U, into rows of 128 bytes and of 4; words may be moved byte by byte.
-template <class U>
-VT_FN void gather_keys(i64 rows, i64 rows_each, const unsigned char* cache, unsigned char* dst, unsigned char* scales,
-                       int unit, const Requests& requests) {
-    constexpr int CODES = KEY / sizeof(U), LANES = CODES + 1;
+// The codes and scales of tokens into rows of 128 bytes and of 4, words moved byte by byte where addresses want it.
+extern "C" __global__ void __launch_bounds__(256) gather_keys_4(
+    i64 rows, i64 rows_each, const unsigned char* cache, unsigned char* dst, unsigned char* scales, i64 unit, REQUESTS) {
+    constexpr int CODES = KEY / 4, LANES = CODES + 1;
     __shared__ i64 from[MOST_ROWS], beside[MOST_ROWS];
+    const Requests requests = THE_REQUESTS;
     i64 first = (i64)blockIdx.x * rows_each, size = requests.page_size;
     int here = (int)(rows - first < rows_each ? rows - first : rows_each);
     if ((int)threadIdx.x < here) {
@@ -166,21 +166,26 @@ VT_FN void gather_keys(i64 rows, i64 rows_each, const unsigned char* cache, unsi
     for (int at = threadIdx.x; at < here * LANES; at += (int)blockDim.x) {
         int row = at / LANES, lane = at - row * LANES;
         if (from[row] < 0) continue;
-        if (lane == CODES) put_word(scales + (first + row) * 4, take_word(cache + beside[row], unit), unit);
-        else if constexpr (sizeof(U) == 16)
-            ((U*)(dst + (first + row) * KEY))[lane] = ((const U*)(cache + from[row]))[lane];
-        else put_word(dst + (first + row) * KEY + lane * 4, take_word(cache + from[row] + lane * 4, unit), unit);
+        if (lane == CODES) put_word(scales + (first + row) * 4, take_word(cache + beside[row], (int)unit), (int)unit);
+        else put_word(dst + (first + row) * KEY + lane * 4, take_word(cache + from[row] + lane * 4, (int)unit), (int)unit);
     }
 }
 
-#define GATHER_KEYS(BYTES, U)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) gather_keys_##BYTES(                                        \
-        i64 rows, i64 rows_each, const unsigned char* cache, unsigned char* dst, unsigned char* scales, i64 unit,   \
-        REQUESTS) {                                                                                               \
-        gather_keys<U>(rows, rows_each, cache, dst, scales, (int)unit, THE_REQUESTS);                             \
-    }
-GATHER_KEYS(4, unsigned)
-GATHER_KEYS(16, uint4)
+// Eight lanes a row, each of which finds where its token lies: a chain of reads, but no wait.
+extern "C" __global__ void __launch_bounds__(256) gather_keys_16(
+    i64 rows, i64 rows_each, const unsigned char* cache, unsigned char* dst, unsigned char* scales, i64 unit, REQUESTS) {
+    const Requests requests = THE_REQUESTS;
+    const i64 size = requests.page_size, token = (i64)blockIdx.x * (blockDim.x >> 3) + (threadIdx.x >> 3);
+    const int lane = threadIdx.x & 7;
+    if (token >= rows) return;
+    i64 block, row;
+    if (requests.find(token, block, row) != NOTHING || block < 0) return;
+    const unsigned char* from = cache + block * size * (KEY + 4);
+    const uint4 codes = ((const uint4*)(from + row * KEY))[lane];
+    if (lane == 0) *(unsigned*)(scales + token * 4) = *(const unsigned*)(from + size * KEY + 4 * row);
+    ((uint4*)(dst + token * KEY))[lane] = codes;
+}
+
 CHECK_KERNEL(check_gather_keys)
 
 SLOTS_KERNEL(kv_quant_latent_slots_fit)
