@@ -254,7 +254,7 @@ template <int V> VT_FN void put_cut(signed char* out, i64 at, const float (&x)[V
         float eps
 
 // x is contiguous and its rows are whole groups of 8 << lane_shift elements, so that all of it is one row of vectors.
-extern "C" __global__ void __launch_bounds__(256) int8_group_v8(GROUP_PARAMETERS, i64 lane_shift) {
+VT_FN void group_of_vectors(GROUP_PARAMETERS, i64 lane_shift) {
     unsigned at = blockIdx.x * blockDim.x + threadIdx.x, top = 0;
     bool inside = at < (unsigned)(rows * (width >> 3));
     float v[8];
@@ -268,6 +268,13 @@ extern "C" __global__ void __launch_bounds__(256) int8_group_v8(GROUP_PARAMETERS
     put_cut(out, (i64)at * 8, v, by);
     if ((threadIdx.x & ((1u << lane_shift) - 1)) == 0) scales[at >> lane_shift] = by.scale;
 }
+
+#define GROUP(NAME, KIND)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(256) NAME(GROUP_PARAMETERS, i64 lane_shift) {                    \
+        group_of_vectors(rows, width, x, stride, KIND, group_size, out, scales, eps, lane_shift);                 \
+    }
+GROUP(int8_group_bf16, BF16)
+GROUP(int8_group_v8, kind)
 
 // Groups of bfloat16 of at least GROUP_DEPTH lanes.
 extern "C" __global__ void __launch_bounds__(256) int8_group_deep(GROUP_PARAMETERS, i64 lane_shift) {
