@@ -22,7 +22,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
                                   "unsigned found = byte;"),
         "signs of rows alone": ("(low ^ (row & 1u)) << 15", "low << 15"),
         "no wait between rounds": ("        if (!last) __syncthreads();\n", ""),
-        "the last chain alone": ("total[m][c] += sum[m][c]", "total[m][c] = sum[m][c]"),
+        "the last chain alone": ("total[some + m][c] += sum[m][c]", "total[some + m][c] = sum[m][c]"),
         "the deviation of a negative variance": ("variance < 0.0f ? 1.0f : sqrtf(variance)", "sqrtf(vt_abs(variance))"),
         "one third of the codes": ("METHOD == ABS_MAX ? y[j] * 3.0f : y[j]", "y[j]"),
         "half a block's scale for both": ("vt_abs(y[FIRST + j])", "vt_abs(y[j])"),

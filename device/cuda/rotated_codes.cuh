@@ -10,7 +10,6 @@
 #define ROTATED 4096  // sums of 128 threads by any matrix
 #define CHAIN 16      // products of a chain of the mirror's order
 #define HALF 4        // of them whose factors wait in registers
-#define FOUR 4        // vectors whose chains a thread has under way
 #define PITCH 36      // between blocks of 32 sums in shared memory: eight lanes that read four each are in different banks
 
 VT_FN void put_bytes(unsigned char* out, unsigned word) {
@@ -117,6 +116,7 @@ struct ToNv {
 template <int R, class TO>
 VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short* x, const uint2* h, i64 aligned, const TO& to) {
     constexpr int QUADS = R / 4, GROUPS = 128 / QUADS, STEP = R + 4, VECTORS = ROTATED / R, OWN = VECTORS / GROUPS;
+    constexpr int SOME = R == 16 ? 2 : 4;  // vectors whose chains a thread has under way: more need more registers
     int left = count - base < ROTATED ? (int)(count - base) : ROTATED, thread = (int)threadIdx.x;
     for (int n = thread; n < ROTATED / 8; n += 128) {
         float v[8] = {};
@@ -132,13 +132,13 @@ VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short
     int quad = thread % QUADS, group = thread / QUADS;
     float total[OWN][4] = {};
 #pragma unroll
-    for (int some = 0; some < OWN; some += FOUR) {
-        float sum[FOUR][4];
+    for (int some = 0; some < OWN; some += SOME) {
+        float sum[SOME][4];
 #pragma unroll 1
         for (int k = 0; k < R; k += HALF) {
             if (k % CHAIN == 0)
 #pragma unroll
-                for (int m = 0; m < FOUR; ++m)
+                for (int m = 0; m < SOME; ++m)
 #pragma unroll
                     for (int c = 0; c < 4; ++c) sum[m][c] = 0.0f;
             float by[HALF][4];
@@ -149,7 +149,7 @@ VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short
                 by[i][2] = widen_bf16(four.y & 0xffffu), by[i][3] = widen_bf16(four.y >> 16);
             }
 #pragma unroll
-            for (int m = 0; m < FOUR; ++m) {
+            for (int m = 0; m < SOME; ++m) {
                 const uint4* row = words + (((some + m) * GROUPS + group) * STEP + k) / 4;
 #pragma unroll
                 for (int i = 0; i < HALF; i += 4) {
