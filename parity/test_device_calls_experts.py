@@ -73,6 +73,21 @@ def test_how_pairs_are_tiled_changes_no_byte(op, monkeypatch):
 
 
 @OPS
+@pytest.mark.parametrize("form", moe_packed.LOADED, ids=str)
+def test_tiles_by_the_warp_group_change_no_byte(op, form, monkeypatch):
+    """Of 120 pairs on two of three experts, on Hopper; groups of 128, or of 64."""
+    emulated = EmulatedRuntime()
+    call = call_of(op, 60)
+    call.pop("perm", None)
+    if op == "moe_wna16_gemm":
+        call["scales"] = np.ascontiguousarray(call["scales"][:, :, :2])
+    want = run(Emulated(emulated), op, call)
+    monkeypatch.setattr(moe_packed, "LOADED", (form._replace(least=1),))
+    assert_bytes(run(Emulated(emulated), op, call), want)
+    assert [name for name in emulated.launched if name.endswith(form.form.name)]
+
+
+@OPS
 @pytest.mark.parametrize("bad", [-2, E, 2**31 - 1])
 def test_experts_that_are_not_there(device, op, bad):
     """On the device alone: a call that may wait raises; one that may not makes the row NaN, and no other."""
