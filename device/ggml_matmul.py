@@ -9,7 +9,7 @@ from vtlab.ops.blocks import quant_traits
 
 from .codes import spread
 from .ggml import reachable
-from .launch import PROVIDER, as_rows, check_places, kind, results, start, vectors
+from .launch import MULTIPROCESSORS, PROVIDER, as_rows, check_places, kind, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 
@@ -40,11 +40,58 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
         args = [columns, depth, a, a_stride, kind(a), b, stride, target, out_stride, kind(target)]
         spread(op, _FAMILY, "ggml_q8_k", target.size, args)
         return target
+    if rows == 1 and _decode(op, a, target, b, stride, quant_type, traits):
+        return target
     at_once = max(1, _MOST // max(depth, 1))
     for first in range(0, rows, at_once):
         few = (a, target) if rows <= at_once else (a[first : first + at_once], target[first : first + at_once])
         _product(op, *few, a_stride, b, stride, out_stride, quant_type, traits)
     return target
+
+
+_ONE = "ggml_decode"
+_ONE_WARPS, _CHUNK, _TILE = 16, 1, 8
+_IN_PAIRS = {"Q4_0": (2, 18, 8), "Q8_0": (2, 34, 4)}
+_IN_LANES = {"Q4_K": (10, 5), "Q6_K": (15, 3)}
+
+
+def _shared(quant_type: str, depth: int) -> int:
+    if quant_type in _IN_PAIRS:
+        blocks, nbytes, ring = _IN_PAIRS[quant_type]
+        units = depth // 32
+        streams = 1 if quant_type == "Q8_0" else 2
+        each = ring * 32 * blocks * nbytes + _TILE * (32 * blocks + 4) * 4
+        return _ONE_WARPS * each + units * (8 + streams * nbytes)
+    pieces, stages = _IN_LANES[quant_type]
+    blocks = depth // 256
+    return _ONE_WARPS * (stages * 16 * pieces * 16 + 2 * _CHUNK * 144 * 4) + depth + blocks * 20
+
+
+def _team(columns: int, blocks: int, grid: int) -> int:
+    def turns(team):
+        rows = -(-columns // (grid * (_ONE_WARPS // team)))
+        return -(-rows // 16) * -(-blocks // (team * _CHUNK)), -team
+
+    return min((4, 8, 16), key=turns)
+
+
+def _decode(op: str, a, target, b, stride: int, quant_type: str, traits) -> bool:
+    """Whether a kernel for one row of a could be launched."""
+    depth, columns = a.shape[1], b.shape[0]
+    if quant_type not in _IN_PAIRS and quant_type not in _IN_LANES or not depth or columns > 1 << 30:
+        return False
+    if quant_type in _IN_PAIRS and (b.shape[1] % 16 or stride % 16 or current().pointer(b) % 16):
+        return False
+    if stride >= 1 << 26:
+        return False
+    shared = _shared(quant_type, depth)
+    if shared > current().shared_memory():
+        return False
+    grid = min(MULTIPROCESSORS, -(-columns // 8))
+    team = _team(columns, depth // 256, grid)
+    args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, team]
+    start(op, _ONE, f"ggml_one_{quant_type.lower()}", grid, (32 * _ONE_WARPS, 1), args, shared)
+    return True
 
 
 def _target(op: str, out, inputs: tuple, shape: tuple[int, int], dtype: np.dtype) -> tuple[object, int]:

@@ -1,0 +1,201 @@
+// Blocks of 32: a lane has one or two neighbouring blocks, whose words lie at multiples of four bytes together.
+//
+// Codes of the activations lie in shared memory as the weight's do, with zeros where a block has its scale, so that an
+// aligned word of the weight meets one of theirs; four bits have two such streams, for the low ones and the high ones.
+#pragma once
+
+template <int TYPE> struct Pairs {
+    static constexpr int BYTES = Block<TYPE>::BYTES;
+    static constexpr int UNITS = BYTES % 4 ? 2 : 1;          // blocks of a lane
+    static constexpr int WORDS = UNITS * BYTES / 4;          // of a lane
+    static constexpr int PIECE = 32 * WORDS * 4;             // bytes of a warp's
+    static constexpr bool FOUR = TYPE != Q8_0;               // codes of four bits, and a fifth
+    static constexpr int FIRST = BYTES - (FOUR ? 16 : 32);   // where a block's codes begin
+    static constexpr int STREAMS = FOUR ? 2 : 1;
+    static constexpr int TERMS = 32 * UNITS, PITCH = TERMS + 4;
+    static constexpr int DEPTH = TYPE == Q8_0 ? (GGML_DEPTH + 1) / 2 : GGML_DEPTH;
+};
+
+// Which of a lane's blocks word `i` holds codes of, or -1.
+template <int TYPE> VT_FN constexpr int block_of(int i) {
+    using P = Pairs<TYPE>;
+    int block = P::UNITS == 2 && 4 * i + 4 > P::BYTES + P::FIRST ? 1 : 0, within = 4 * i + 4 - block * P::BYTES;
+    return within > P::FIRST && 4 * i < (block + 1) * P::BYTES ? block : -1;
+}
+
+// The row's codes, and of each block its scale and what its integers lack or Q8_1's sum.
+template <int TYPE> VT_MEMBER void code_pairs(const Row& p, u8* codes, unsigned* scales) {
+    using P = Pairs<TYPE>;
+    int units = (int)(p.depth / 32), stream = units * P::BYTES;
+    bool wide = ((unsigned long long)p.a & 15) == 0;
+    for (int first = 0; first < units * 4; first += THREADS) {
+        int at = first + (int)threadIdx.x;
+        bool inside = at < units * 4;
+        at = inside ? at : units * 4 - 1;
+        int unit = at >> 2, part = at & 3;
+        float x[8];
+        load_eight(x, p.a, (i64)at * 8, (int)p.a_kind, wide);
+        Codes c = codes_32(x);
+#pragma unroll
+        for (int m = 1; m <= 2; m *= 2) c.total += __shfl_xor_sync(ALL, c.total, m);
+        if (!inside) continue;
+        int begin = unit * P::BYTES + P::FIRST;
+        u8* to = codes + begin + (P::FOUR ? (part >> 1) * stream + (part & 1) * 8 : part * 8);
+        unsigned short* halves = (unsigned short*)to;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) halves[i] = (unsigned short)(packed4(c.code[2 * i], c.code[2 * i + 1], 0, 0));
+        if (P::FOUR ? (part & 1) == 0 : part == 0) halves[-1] = 0;
+        if (part == 0) {
+            scales[2 * unit] = (unsigned)vt_bits(widen_f16(f16_of(c.d)));
+            if constexpr (Block<TYPE>::MINIMUM) scales[2 * unit + 1] = (unsigned)vt_bits(widen_f16(f16_of_sum(c.d, c.total)));
+            else scales[2 * unit + 1] = (unsigned)(c.total * (TYPE == Q5_0 ? 16 : 8));
+        }
+    }
+}
+
+template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
+    using P = Pairs<TYPE>;
+    VT_SHARED(memory);
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = (int)(p.depth / 32), row_bytes = units * P::BYTES;
+    u8* ring = memory + warp * (P::DEPTH * P::PIECE);
+    float* terms = (float*)(memory + WARPS * P::DEPTH * P::PIECE) + warp * (TILE * P::PITCH);
+    unsigned* scales = (unsigned*)(memory + WARPS * (P::DEPTH * P::PIECE + TILE * P::PITCH * 4));
+    u8* codes = (u8*)(scales + 2 * units);
+    int number = (int)blockIdx.x * WARPS + warp, chunks = (units + 32 * P::UNITS - 1) / (32 * P::UNITS);
+    int first = cut(0, (int)p.columns, number, blocks * WARPS), last = cut(0, (int)p.columns, number + 1, blocks * WARPS);
+    int tiles = (last - first + TILE - 1) / TILE;
+    // What is sent for next.
+    int tile = 0, chunk = 0, begin = first, end = tiles ? cut(first, last, 1, tiles) : first, row = begin, slot = 0;
+#if defined(__CUDACC__) && defined(GGML_BULK)
+    __shared__ unsigned long long bars[WARPS][P::DEPTH];
+    if (lane < P::DEPTH) bulk_barrier(&bars[warp][lane], 1);
+    __syncwarp();
+    unsigned phase = 0;
+#endif
+    auto send = [&](int to) {
+        if (tile < tiles) {
+            const u8* from = p.b + row * p.stride + chunk * P::PIECE;
+            int left = row_bytes - chunk * P::PIECE;
+#if defined(__CUDACC__) && defined(GGML_BULK)
+            int bytes = left < P::PIECE ? left : P::PIECE;
+            if (lane == 0) {
+                bulk_expect(&bars[warp][to], bytes);
+                bulk_copy(ring + to * P::PIECE, from, bytes, &bars[warp][to]);
+            }
+#else
+#pragma unroll
+            for (int i = 0; i * 512 < P::PIECE; ++i) {
+                int at = 16 * lane + 512 * i;
+                if (at < (left < P::PIECE ? left : P::PIECE)) copy_async(ring + to * P::PIECE + at, from + at);
+            }
+#endif
+            if (++row == end) {
+                if (++chunk == chunks) {
+                    chunk = 0;
+                    if (++tile < tiles) {
+                        begin = end;
+                        end = cut(first, last, tile + 1, tiles);
+                    }
+                }
+                row = begin;
+            }
+        }
+        copies_close();
+    };
+#pragma unroll
+    for (int s = 0; s < P::DEPTH - 1; ++s) send(s);
+#ifndef GGML_UNCODED
+    code_pairs<TYPE>(p, codes, scales);
+#endif
+    __syncthreads();
+    for (int t = 0; t < tiles; ++t) {
+        int top = cut(first, last, t, tiles), rows = cut(first, last, t + 1, tiles) - top;
+        float sum = 0.0f;
+        for (int c = 0; c < chunks; ++c) {
+            int left = units - c * 32 * P::UNITS, count = left < 32 * P::UNITS ? left : 32 * P::UNITS;
+            int mine = count / P::UNITS - 1 < lane ? count / P::UNITS - 1 : lane;
+            unsigned x[P::STREAMS][P::WORDS];
+            float d[P::UNITS];
+            unsigned lack[P::UNITS];
+            const unsigned* words = (const unsigned*)(codes + c * P::PIECE) + mine * P::WORDS;
+#pragma unroll
+            for (int u = 0; u < P::UNITS; ++u) {
+                const unsigned* beside = scales + 2 * ((c * 32 + mine) * P::UNITS + u);
+                d[u] = vt_float((int)beside[0]);
+                lack[u] = beside[1];
+            }
+#pragma unroll
+            for (int i = 0; i < P::WORDS; ++i) {
+                if (block_of<TYPE>(i) < 0) continue;
+#pragma unroll
+                for (int s = 0; s < P::STREAMS; ++s) x[s][i] = words[s * (row_bytes / 4) + i];
+            }
+            for (int r = 0; r < rows; ++r) {
+#if defined(__CUDACC__) && defined(GGML_BULK)
+                bulk_wait(&bars[warp][slot], phase);
+                if (slot + 1 == P::DEPTH) phase ^= 1;
+#else
+                copies_wait<P::DEPTH - 2>();
+#endif
+                warp_meets();
+                send(slot == 0 ? P::DEPTH - 1 : slot - 1);
+                const unsigned* held = (const unsigned*)(ring + slot * P::PIECE) + mine * P::WORDS;
+                slot = slot + 1 == P::DEPTH ? 0 : slot + 1;
+#ifdef GGML_STREAM
+                continue;
+#endif
+                unsigned w[P::WORDS];
+#pragma unroll
+                for (int i = 0; i < P::WORDS; ++i) w[i] = held[i];
+                int one[P::UNITS], two[P::UNITS];
+#pragma unroll
+                for (int u = 0; u < P::UNITS; ++u) {
+                    one[u] = P::FOUR && !Block<TYPE>::MINIMUM ? -(int)lack[u] : 0;
+                    two[u] = 0;
+                }
+#pragma unroll
+                for (int i = 0; i < P::WORDS; ++i) {
+                    int u = block_of<TYPE>(i);
+                    if (u < 0) continue;
+                    if constexpr (P::FOUR) {
+                        one[u] = dot4_unsigned(w[i] & 0x0f0f0f0fu, x[0][i], one[u]);
+                        two[u] = dot4_unsigned(w[i] & 0xf0f0f0f0u, x[1][i], two[u]);
+                    } else if (i & 1) {
+                        one[u] = dot4(w[i], x[0][i], one[u]);
+                    } else {
+                        two[u] = dot4(w[i], x[0][i], two[u]);
+                    }
+                }
+                float term[P::UNITS];
+#pragma unroll
+                for (int u = 0; u < P::UNITS; ++u) {
+                    float whole = (float)(one[u] + (P::FOUR ? two[u] >> 4 : two[u]));
+                    unsigned head = u * P::BYTES % 4 ? w[u * P::BYTES / 4] >> 16 : w[u * P::BYTES / 4] & 0xffffu;
+                    float scale = widen_f16(head);
+                    if constexpr (TYPE == Q4_0) term[u] = (whole * scale) * d[u];
+                    else term[u] = whole * (scale * d[u]);
+                }
+                float* to = terms + r * P::PITCH + lane * P::UNITS;
+                if constexpr (P::UNITS == 2) *(uint2*)to = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
+                else to[0] = term[0];
+            }
+            warp_meets();
+            if (lane < rows) {
+                const float* from = terms + lane * P::PITCH;
+                int i = 0;
+#pragma unroll 4
+                for (; i + 4 <= count; i += 4) {
+                    uint4 four = *(const uint4*)(from + i);
+                    sum = sum + vt_float((int)four.x);
+                    sum = sum + vt_float((int)four.y);
+                    sum = sum + vt_float((int)four.z);
+                    sum = sum + vt_float((int)four.w);
+                }
+                for (; i < count; ++i) sum = sum + from[i];
+            }
+            warp_meets();
+        }
+        float one[1] = {sum};
+        if (lane < rows) store(p.out, top + lane, one, (int)p.kind);
+    }
+}

@@ -1,0 +1,84 @@
+// Weights of one warp on their way into shared memory: slots one after the other in a ring, each sent for as a whole.
+#pragma once
+#include "mma.cuh"
+
+constexpr unsigned ALL = 0xffffffffu;
+
+#if defined(__CUDACC__) && defined(GGML_BULK)
+VT_FN unsigned ring_address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
+VT_FN void bulk_barrier(unsigned long long* b, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(ring_address(b)), "r"(count) : "memory");
+}
+VT_FN void bulk_expect(unsigned long long* b, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ring_address(b)), "r"(bytes) : "memory");
+}
+VT_FN void bulk_copy(void* to, const void* from, int bytes, unsigned long long* b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(ring_address(to)), "l"(from), "r"(bytes), "r"(ring_address(b)) : "memory");
+}
+VT_FN void bulk_wait(unsigned long long* b, unsigned parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}\n" ::"r"(ring_address(b)), "r"(parity) : "memory");
+}
+#endif
+
+// The warps 0 ... count - 1 of a team meet, whatever other teams do.
+#ifdef __CUDACC__
+VT_FN void team_meets(int team, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(threads) : "memory");
+}
+VT_FN int dot2_low(int pair, unsigned bytes, int sum) { return __dp2a_lo(pair, (int)bytes, sum); }
+VT_FN int dot2_high(int pair, unsigned bytes, int sum) { return __dp2a_hi(pair, (int)bytes, sum); }
+VT_FN int dot4_unsigned(unsigned w, unsigned a, int sum) {
+    int found;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(found) : "r"(w), "r"(a), "r"(sum));
+    return found;
+}
+
+// c += a b, exactly: 16 rows by 8 columns, over 16 k or 32. A lane 4 g + t gives the bytes k 4 t ... 4 t + 3 of rows g
+// and g + 8 of a and of column g of b, then those 16 further on; it holds row g's columns 2 t and 2 t + 1, then row
+// g + 8's.
+VT_FN void multiply_bytes(int (&c)[4], const unsigned (&a)[2], unsigned b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+VT_FN void multiply_bytes(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+namespace emulation {
+inline Meeting teams[16];
+struct Bytes4 { unsigned a[2], b; };
+inline Open<Bytes4> bytes4;
+}  // namespace emulation
+static inline void team_meets(int team, int threads) {
+    emulation::teams[team].size = threads;
+    emulation::wait_for(emulation::teams[team]);
+}
+static inline int dot2(int pair, unsigned bytes, int sum) {
+    return sum + (short)pair * (int)(signed char)bytes + (pair >> 16) * (int)(signed char)(bytes >> 8);
+}
+static inline int dot2_low(int pair, unsigned bytes, int sum) { return dot2(pair, bytes, sum); }
+static inline int dot2_high(int pair, unsigned bytes, int sum) { return dot2(pair, bytes >> 16, sum); }
+static inline int dot4_unsigned(unsigned w, unsigned a, int sum) {
+    for (int i = 0; i < 32; i += 8) sum += (int)(w >> i & 255) * (int)(signed char)(a >> i);
+    return sum;
+}
+static inline void multiply_bytes(int (&c)[4], const unsigned (&a)[2], unsigned b) {
+    using namespace emulation;
+    int lane = running->number & 31, g = lane >> 2, t = lane & 3;
+    const Bytes4* lanes = bytes4.lanes({{a[0], a[1]}, b});
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 16; ++k) {
+            unsigned x = lanes[4 * g + k / 4].a[i >> 1] >> 8 * (k & 3), y = lanes[4 * (2 * t + (i & 1)) + k / 4].b >> 8 * (k & 3);
+            c[i] += (int)(signed char)x * (int)(signed char)y;
+        }
+    bytes4.close();
+}
+static inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    multiply_bytes(c, {a[0], a[1]}, b0);
+    multiply_bytes(c, {a[2], a[3]}, b1);
+}
+#endif
