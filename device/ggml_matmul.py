@@ -50,27 +50,28 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
 
 
 _ONE = "ggml_decode"
-_ONE_WARPS, _CHUNK, _TILE = 16, 1, 8
-_IN_PAIRS = {"Q4_0": (2, 18, 8), "Q8_0": (2, 34, 4)}
-_IN_LANES = {"Q4_K": (10, 5), "Q6_K": (15, 3)}
+_ONE_WARPS, _RING, _TILE = 16, 11520, 8
+_IN_PAIRS = {"Q4_0": (18, 8, 2), "Q8_0": (34, 4, 1), "Q4_1": (20, 6, 2), "Q5_0": (22, 6, 2), "Q5_1": (24, 6, 2)}
+_IN_TILES = {
+    "Q4_K": (1, 10, 8), "Q5_K": (1, 14, 8), "Q6_K": (1, 15, 8), "Q3_K": (2, 15, 8), "Q2_K": (2, 13, 1),
+    "IQ2_XXS": (2, 11, 1), "IQ3_XXS": (2, 15, 1),
+}  # fmt: skip
 
 
 def _shared(quant_type: str, depth: int) -> int:
     if quant_type in _IN_PAIRS:
-        blocks, nbytes, ring = _IN_PAIRS[quant_type]
-        units = depth // 32
-        streams = 1 if quant_type == "Q8_0" else 2
-        each = ring * 32 * blocks * nbytes + _TILE * (32 * blocks + 4) * 4
-        return _ONE_WARPS * each + units * (8 + streams * nbytes)
-    pieces, stages = _IN_LANES[quant_type]
-    blocks = depth // 256
-    return _ONE_WARPS * (stages * 16 * pieces * 16 + 2 * _CHUNK * 144 * 4) + depth + blocks * 20
+        nbytes, ring, streams = _IN_PAIRS[quant_type]
+        return _ONE_WARPS * (ring * 64 * nbytes + _TILE * 68 * 4) + depth // 32 * (8 + streams * nbytes)
+    chunk, pieces, sums = _IN_TILES[quant_type]
+    blocks, slot = depth // 256, 16 * pieces * 16
+    each = _RING // slot * slot + 2 * chunk * 16 * (sums + 1) * 4
+    return _ONE_WARPS * each + 1024 * quant_type.startswith("IQ") + depth + blocks * 36
 
 
 def _team(columns: int, blocks: int, grid: int) -> int:
     def turns(team):
         rows = -(-columns // (grid * (_ONE_WARPS // team)))
-        return -(-rows // 16) * -(-blocks // (team * _CHUNK)), -team
+        return -(-rows // 16) * -(-blocks // team), -team
 
     return min((4, 8, 16), key=turns)
 
@@ -78,9 +79,10 @@ def _team(columns: int, blocks: int, grid: int) -> int:
 def _decode(op: str, a, target, b, stride: int, quant_type: str, traits) -> bool:
     """Whether a kernel for one row of a could be launched."""
     depth, columns = a.shape[1], b.shape[0]
-    if quant_type not in _IN_PAIRS and quant_type not in _IN_LANES or not depth or columns > 1 << 30:
+    if not depth or columns > 1 << 30:
         return False
-    if quant_type in _IN_PAIRS and (b.shape[1] % 16 or stride % 16 or current().pointer(b) % 16):
+    tiles = _IN_TILES.get(quant_type)
+    if tiles is None and (b.shape[1] % 16 or stride % 16 or current().pointer(b) % 16):
         return False
     if stride >= 1 << 26:
         return False
@@ -88,7 +90,7 @@ def _decode(op: str, a, target, b, stride: int, quant_type: str, traits) -> bool
     if shared > current().shared_memory():
         return False
     grid = min(MULTIPROCESSORS, -(-columns // 8))
-    team = _team(columns, depth // 256, grid)
+    team = _team(columns, -(-depth // 256 // tiles[0]), grid) if tiles else 0
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, team]
     start(op, _ONE, f"ggml_one_{quant_type.lower()}", grid, (32 * _ONE_WARPS, 1), args, shared)
     return True

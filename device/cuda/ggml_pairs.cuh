@@ -1,4 +1,4 @@
-// Blocks of 32: a lane has one or two neighbouring blocks, whose words lie at multiples of four bytes together.
+// Blocks of 32: a lane has two neighbouring blocks, whose words lie at multiples of four bytes together.
 //
 // Codes of the activations lie in shared memory as the weight's do, with zeros where a block has its scale, so that an
 // aligned word of the weight meets one of theirs; four bits have two such streams, for the low ones and the high ones.
@@ -6,14 +6,15 @@
 
 template <int TYPE> struct Pairs {
     static constexpr int BYTES = Block<TYPE>::BYTES;
-    static constexpr int UNITS = BYTES % 4 ? 2 : 1;          // blocks of a lane
+    static constexpr int UNITS = 2;                          // blocks of a lane
     static constexpr int WORDS = UNITS * BYTES / 4;          // of a lane
+    static constexpr int ABREAST = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;  // words of a load: lanes meet in no bank
     static constexpr int PIECE = 32 * WORDS * 4;             // bytes of a warp's
-    static constexpr bool FOUR = TYPE != Q8_0;               // codes of four bits, and a fifth
+    static constexpr bool FOUR = TYPE != Q8_0, FIVE = TYPE == Q5_0 || TYPE == Q5_1, SUMS = Block<TYPE>::MINIMUM;
     static constexpr int FIRST = BYTES - (FOUR ? 16 : 32);   // where a block's codes begin
     static constexpr int STREAMS = FOUR ? 2 : 1;
     static constexpr int TERMS = 32 * UNITS, PITCH = TERMS + 4;
-    static constexpr int DEPTH = TYPE == Q8_0 ? (GGML_DEPTH + 1) / 2 : GGML_DEPTH;
+    static constexpr int DEPTH = TYPE == Q8_0 ? (GGML_DEPTH + 1) / 2 : BYTES > 18 ? GGML_DEPTH * 3 / 4 : GGML_DEPTH;
 };
 
 // Which of a lane's blocks word `i` holds codes of, or -1.
@@ -22,6 +23,25 @@ template <int TYPE> VT_FN constexpr int block_of(int i) {
     int block = P::UNITS == 2 && 4 * i + 4 > P::BYTES + P::FIRST ? 1 : 0, within = 4 * i + 4 - block * P::BYTES;
     return within > P::FIRST && 4 * i < (block + 1) * P::BYTES ? block : -1;
 }
+
+template <int TYPE> VT_FN void words_of_lane(unsigned (&w)[Pairs<TYPE>::WORDS], const u8* from) {
+    using P = Pairs<TYPE>;
+#pragma unroll
+    for (int i = 0; i < P::WORDS; i += P::ABREAST) {
+        if constexpr (P::ABREAST == 4) {
+            uint4 four = *(const uint4*)(from + 4 * i);
+            w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
+        } else if constexpr (P::ABREAST == 2) {
+            uint2 two = *(const uint2*)(from + 4 * i);
+            w[i] = two.x, w[i + 1] = two.y;
+        } else {
+            w[i] = *(const unsigned*)(from + 4 * i);
+        }
+    }
+}
+
+// Fifth bits of four codes, on top of their four.
+VT_FN unsigned on_top(unsigned four, unsigned bits) { return (bits & 15u) * 0x02040810u & 0x10101010u | four; }
 
 // The row's codes, and of each block its scale and what its integers lack or Q8_1's sum.
 template <int TYPE> VT_MEMBER void code_pairs(const Row& p, u8* codes, unsigned* scales) {
@@ -44,7 +64,10 @@ template <int TYPE> VT_MEMBER void code_pairs(const Row& p, u8* codes, unsigned*
         unsigned short* halves = (unsigned short*)to;
 #pragma unroll
         for (int i = 0; i < 4; ++i) halves[i] = (unsigned short)(packed4(c.code[2 * i], c.code[2 * i + 1], 0, 0));
-        if (P::FOUR ? (part & 1) == 0 : part == 0) halves[-1] = 0;
+        if (P::FOUR ? (part & 1) == 0 : part == 0) {
+#pragma unroll
+            for (int i = 1; i <= P::FIRST / 2; ++i) halves[-i] = 0;
+        }
         if (part == 0) {
             scales[2 * unit] = (unsigned)vt_bits(widen_f16(f16_of(c.d)));
             if constexpr (Block<TYPE>::MINIMUM) scales[2 * unit + 1] = (unsigned)vt_bits(widen_f16(f16_of_sum(c.d, c.total)));
@@ -117,7 +140,7 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
             unsigned x[P::STREAMS][P::WORDS];
             float d[P::UNITS];
             unsigned lack[P::UNITS];
-            const unsigned* words = (const unsigned*)(codes + c * P::PIECE) + mine * P::WORDS;
+            const u8* words = codes + c * P::PIECE + mine * P::WORDS * 4;
 #pragma unroll
             for (int u = 0; u < P::UNITS; ++u) {
                 const unsigned* beside = scales + 2 * ((c * 32 + mine) * P::UNITS + u);
@@ -125,11 +148,7 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
                 lack[u] = beside[1];
             }
 #pragma unroll
-            for (int i = 0; i < P::WORDS; ++i) {
-                if (block_of<TYPE>(i) < 0) continue;
-#pragma unroll
-                for (int s = 0; s < P::STREAMS; ++s) x[s][i] = words[s * (row_bytes / 4) + i];
-            }
+            for (int k = 0; k < P::STREAMS; ++k) words_of_lane<TYPE>(x[k], words + k * row_bytes);
             for (int r = 0; r < rows; ++r) {
 #if defined(__CUDACC__) && defined(GGML_BULK)
                 bulk_wait(&bars[warp][slot], phase);
@@ -139,25 +158,30 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
 #endif
                 warp_meets();
                 send(slot == 0 ? P::DEPTH - 1 : slot - 1);
-                const unsigned* held = (const unsigned*)(ring + slot * P::PIECE) + mine * P::WORDS;
+                const u8* held = ring + slot * P::PIECE + mine * P::WORDS * 4;
                 slot = slot + 1 == P::DEPTH ? 0 : slot + 1;
 #ifdef GGML_STREAM
                 continue;
 #endif
                 unsigned w[P::WORDS];
-#pragma unroll
-                for (int i = 0; i < P::WORDS; ++i) w[i] = held[i];
+                words_of_lane<TYPE>(w, held);
                 int one[P::UNITS], two[P::UNITS];
 #pragma unroll
                 for (int u = 0; u < P::UNITS; ++u) {
-                    one[u] = P::FOUR && !Block<TYPE>::MINIMUM ? -(int)lack[u] : 0;
+                    one[u] = P::FOUR && !P::SUMS ? -(int)lack[u] : 0;
                     two[u] = 0;
                 }
 #pragma unroll
                 for (int i = 0; i < P::WORDS; ++i) {
                     int u = block_of<TYPE>(i);
                     if (u < 0) continue;
-                    if constexpr (P::FOUR) {
+                    if constexpr (P::FIVE) {
+                        int at = u * P::BYTES + P::FIRST, first = 4 * i - at, head = (at - 4) / 4;  // of its bits in `fifth`
+                        unsigned fifth = at % 4 ? w[head] >> 16 | w[head + 1] << 16 : w[head];
+                        unsigned low = first < 0 ? fifth << 2 : fifth >> first, high = fifth >> 16 + first;
+                        one[u] = dot4_unsigned(on_top(w[i] & 0x0f0f0f0fu, low), x[0][i], one[u]);
+                        two[u] = dot4_unsigned(on_top(w[i] >> 4 & 0x0f0f0f0fu, high), x[1][i], two[u]);
+                    } else if constexpr (P::FOUR) {
                         one[u] = dot4_unsigned(w[i] & 0x0f0f0f0fu, x[0][i], one[u]);
                         two[u] = dot4_unsigned(w[i] & 0xf0f0f0f0u, x[1][i], two[u]);
                     } else if (i & 1) {
@@ -169,15 +193,16 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
                 float term[P::UNITS];
 #pragma unroll
                 for (int u = 0; u < P::UNITS; ++u) {
-                    float whole = (float)(one[u] + (P::FOUR ? two[u] >> 4 : two[u]));
-                    unsigned head = u * P::BYTES % 4 ? w[u * P::BYTES / 4] >> 16 : w[u * P::BYTES / 4] & 0xffffu;
-                    float scale = widen_f16(head);
-                    if constexpr (TYPE == Q4_0) term[u] = (whole * scale) * d[u];
+                    constexpr int SHIFT = P::FOUR && !P::FIVE ? 4 : 0;  // high codes were left where they stand
+                    float whole = (float)(one[u] + (two[u] >> SHIFT));
+                    unsigned head = w[u * P::BYTES / 4];
+                    float scale = widen_f16(u * P::BYTES % 4 ? head >> 16 : head & 0xffffu);
+                    if constexpr (P::SUMS) term[u] = (scale * d[u]) * whole - -widen_f16(head >> 16) * vt_float((int)lack[u]);
+                    else if constexpr (TYPE == Q4_0) term[u] = (whole * scale) * d[u];
                     else term[u] = whole * (scale * d[u]);
                 }
                 float* to = terms + r * P::PITCH + lane * P::UNITS;
-                if constexpr (P::UNITS == 2) *(uint2*)to = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
-                else to[0] = term[0];
+                *(uint2*)to = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
             }
             warp_meets();
             if (lane < rows) {

@@ -27,6 +27,13 @@ VT_FN void bulk_wait(unsigned long long* b, unsigned parity) {
 VT_FN void team_meets(int team, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(threads) : "memory");
 }
+VT_FN int ones_of(unsigned bits) { return __popc(bits); }
+// Bytes of b and a by the lowest four nibbles of `select`: 0 to 3 are a's, and from 8 on their upper bits alone.
+VT_FN unsigned picked(unsigned a, unsigned b, unsigned select) {
+    unsigned found;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(found) : "r"(a), "r"(b), "r"(select));
+    return found;
+}
 VT_FN int dot2_low(int pair, unsigned bytes, int sum) { return __dp2a_lo(pair, (int)bytes, sum); }
 VT_FN int dot2_high(int pair, unsigned bytes, int sum) { return __dp2a_hi(pair, (int)bytes, sum); }
 VT_FN int dot4_unsigned(unsigned w, unsigned a, int sum) {
@@ -47,6 +54,12 @@ VT_FN void multiply_bytes(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsi
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// The same with bytes of a from 0 to 255.
+VT_FN void multiply_unsigned(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 #else
 namespace emulation {
 inline Meeting teams[16];
@@ -57,6 +70,16 @@ static inline void team_meets(int team, int threads) {
     emulation::teams[team].size = threads;
     emulation::wait_for(emulation::teams[team]);
 }
+static inline int ones_of(unsigned bits) { return __builtin_popcount(bits); }
+static inline unsigned picked(unsigned a, unsigned b, unsigned select) {
+    unsigned long long both = (unsigned long long)b << 32 | a;
+    unsigned found = 0;
+    for (int i = 0; i < 4; ++i) {
+        unsigned nibble = select >> 4 * i & 15, byte = (unsigned)(both >> 8 * (nibble & 7)) & 255;
+        found |= (nibble < 8 ? byte : byte > 127 ? 255u : 0u) << 8 * i;
+    }
+    return found;
+}
 static inline int dot2(int pair, unsigned bytes, int sum) {
     return sum + (short)pair * (int)(signed char)bytes + (pair >> 16) * (int)(signed char)(bytes >> 8);
 }
@@ -66,19 +89,24 @@ static inline int dot4_unsigned(unsigned w, unsigned a, int sum) {
     for (int i = 0; i < 32; i += 8) sum += (int)(w >> i & 255) * (int)(signed char)(a >> i);
     return sum;
 }
-static inline void multiply_bytes(int (&c)[4], const unsigned (&a)[2], unsigned b) {
+template <class A> void multiply_as(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
     using namespace emulation;
     int lane = running->number & 31, g = lane >> 2, t = lane & 3;
-    const Bytes4* lanes = bytes4.lanes({{a[0], a[1]}, b});
+    const Bytes4* lanes = bytes4.lanes({{a0, a1}, b});
     for (int i = 0; i < 4; ++i)
         for (int k = 0; k < 16; ++k) {
             unsigned x = lanes[4 * g + k / 4].a[i >> 1] >> 8 * (k & 3), y = lanes[4 * (2 * t + (i & 1)) + k / 4].b >> 8 * (k & 3);
-            c[i] += (int)(signed char)x * (int)(signed char)y;
+            c[i] += (int)(A)x * (int)(signed char)y;
         }
     bytes4.close();
 }
+static inline void multiply_bytes(int (&c)[4], const unsigned (&a)[2], unsigned b) { multiply_as<signed char>(c, a[0], a[1], b); }
 static inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    multiply_bytes(c, {a[0], a[1]}, b0);
-    multiply_bytes(c, {a[2], a[3]}, b1);
+    multiply_as<signed char>(c, a[0], a[1], b0);
+    multiply_as<signed char>(c, a[2], a[3], b1);
+}
+static inline void multiply_unsigned(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    multiply_as<unsigned char>(c, a[0], a[1], b0);
+    multiply_as<unsigned char>(c, a[2], a[3], b1);
 }
 #endif
