@@ -49,12 +49,11 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     return target
 
 
-_ONE = "ggml_decode"
 _ONE_WARPS, _RING, _TILE = 16, 11520, 8
 _IN_PAIRS = {"Q4_0": (18, 8, 2), "Q8_0": (34, 4, 1), "Q4_1": (20, 6, 2), "Q5_0": (22, 6, 2), "Q5_1": (24, 6, 2)}
 _IN_TILES = {
-    "Q4_K": (1, 10, 8), "Q5_K": (1, 14, 8), "Q6_K": (1, 15, 8), "Q3_K": (2, 15, 8), "Q2_K": (2, 13, 1),
-    "IQ2_XXS": (2, 11, 1), "IQ3_XXS": (2, 15, 1),
+    "Q4_K": (1, 10, 9, 8), "Q5_K": (1, 14, 9, 8), "Q6_K": (1, 15, 8, 0), "Q3_K": (2, 15, 8, 0), "Q2_K": (2, 13, 1, 16),
+    "IQ2_XXS": (2, 11, 1, 0), "IQ3_XXS": (2, 15, 1, 0),
 }  # fmt: skip
 
 
@@ -62,10 +61,10 @@ def _shared(quant_type: str, depth: int) -> int:
     if quant_type in _IN_PAIRS:
         nbytes, ring, streams = _IN_PAIRS[quant_type]
         return _ONE_WARPS * (ring * 64 * nbytes + _TILE * 68 * 4) + depth // 32 * (8 + streams * nbytes)
-    chunk, pieces, sums = _IN_TILES[quant_type]
-    blocks, slot = depth // 256, 16 * pieces * 16
-    each = _RING // slot * slot + 2 * chunk * 16 * (sums + 1) * 4
-    return _ONE_WARPS * each + 1024 * quant_type.startswith("IQ") + depth + blocks * 36
+    chunk, pieces, terms, sums = _IN_TILES[quant_type]
+    slot = 16 * pieces * 16
+    each = _RING // slot * slot + 2 * chunk * 16 * terms * 4
+    return _ONE_WARPS * each + 1024 * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * sums)
 
 
 def _team(columns: int, blocks: int, grid: int) -> int:
@@ -92,7 +91,7 @@ def _decode(op: str, a, target, b, stride: int, quant_type: str, traits) -> bool
     grid = min(MULTIPROCESSORS, -(-columns // 8))
     team = _team(columns, -(-depth // 256 // tiles[0]), grid) if tiles else 0
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, team]
-    start(op, _ONE, f"ggml_one_{quant_type.lower()}", grid, (32 * _ONE_WARPS, 1), args, shared)
+    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * _ONE_WARPS, 1), args, shared)
     return True
 
 

@@ -4,6 +4,7 @@
 // the eight lanes' integers beside each other. Where there is one sum, the columns hold different units, or halves of
 // units, so that each has its own scale. Two neighbours' integers fit sixteen bits and meet two scales at once.
 #pragma once
+#include "ggml_ring.cuh"
 
 // A word that may stand at an even address: what is `apart` is joined from two aligned ones.
 template <bool APART> VT_FN unsigned word_of(const u8* aligned, unsigned select) {
@@ -171,7 +172,7 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
 
 // The grid's entries: eight digits of IQ2_XXS, four bytes of IQ3_XXS.
 template <int TYPE> VT_FN void unfold(unsigned* grid) {
-    for (int i = (int)threadIdx.x; i < 256; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < 256; i += (32 * CREW)) {
         if constexpr (TYPE == IQ2_XXS) grid[i] = IQ2_XXS_DIGITS[i];
         else grid[i] = permute(0x1c140c04u, 0x3e342c24u, IQ3_XXS_DIGITS[i]);
     }

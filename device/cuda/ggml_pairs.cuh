@@ -3,6 +3,7 @@
 // Codes of the activations lie in shared memory as the weight's do, with zeros where a block has its scale, so that an
 // aligned word of the weight meets one of theirs; four bits have two such streams, for the low ones and the high ones.
 #pragma once
+#include "ggml_ring.cuh"
 
 template <int TYPE> struct Pairs {
     static constexpr int BYTES = Block<TYPE>::BYTES;
@@ -48,7 +49,7 @@ template <int TYPE> VT_MEMBER void code_pairs(const Row& p, u8* codes, unsigned*
     using P = Pairs<TYPE>;
     int units = (int)(p.depth / 32), stream = units * P::BYTES;
     bool wide = ((unsigned long long)p.a & 15) == 0;
-    for (int first = 0; first < units * 4; first += THREADS) {
+    for (int first = 0; first < units * 4; first += (32 * CREW)) {
         int at = first + (int)threadIdx.x;
         bool inside = at < units * 4;
         at = inside ? at : units * 4 - 1;
@@ -81,16 +82,16 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
     VT_SHARED(memory);
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = (int)(p.depth / 32), row_bytes = units * P::BYTES;
     u8* ring = memory + warp * (P::DEPTH * P::PIECE);
-    float* terms = (float*)(memory + WARPS * P::DEPTH * P::PIECE) + warp * (TILE * P::PITCH);
-    unsigned* scales = (unsigned*)(memory + WARPS * (P::DEPTH * P::PIECE + TILE * P::PITCH * 4));
+    float* terms = (float*)(memory + CREW * P::DEPTH * P::PIECE) + warp * (TILE * P::PITCH);
+    unsigned* scales = (unsigned*)(memory + CREW * (P::DEPTH * P::PIECE + TILE * P::PITCH * 4));
     u8* codes = (u8*)(scales + 2 * units);
-    int number = (int)blockIdx.x * WARPS + warp, chunks = (units + 32 * P::UNITS - 1) / (32 * P::UNITS);
-    int first = cut(0, (int)p.columns, number, blocks * WARPS), last = cut(0, (int)p.columns, number + 1, blocks * WARPS);
+    int number = (int)blockIdx.x * CREW + warp, chunks = (units + 32 * P::UNITS - 1) / (32 * P::UNITS);
+    int first = cut(0, (int)p.columns, number, blocks * CREW), last = cut(0, (int)p.columns, number + 1, blocks * CREW);
     int tiles = (last - first + TILE - 1) / TILE;
     // What is sent for next.
     int tile = 0, chunk = 0, begin = first, end = tiles ? cut(first, last, 1, tiles) : first, row = begin, slot = 0;
 #if defined(__CUDACC__) && defined(GGML_BULK)
-    __shared__ unsigned long long bars[WARPS][P::DEPTH];
+    __shared__ unsigned long long bars[CREW][P::DEPTH];
     if (lane < P::DEPTH) bulk_barrier(&bars[warp][lane], 1);
     __syncwarp();
     unsigned phase = 0;

@@ -1,8 +1,36 @@
 // Weights of one warp on their way into shared memory: slots one after the other in a ring, each sent for as a whole.
 #pragma once
+#include "ggml_blocks.cuh"
+#include "ggml_codes.cuh"
 #include "mma.cuh"
 
+#ifndef GGML_CREW
+#define GGML_CREW 16
+#endif
+#ifndef GGML_RING
+#define GGML_RING 11520
+#endif
+#ifndef GGML_DEPTH
+#define GGML_DEPTH 8
+#endif
+#ifndef GGML_CHUNK
+#define GGML_CHUNK 2
+#endif
 constexpr unsigned ALL = 0xffffffffu;
+constexpr int CREW = GGML_CREW, TILE = 8;
+
+struct Row {
+    i64 columns, depth;
+    const void* a;
+    i64 a_kind;
+    const u8* b;
+    i64 stride;
+    void* out;
+    i64 kind;
+};
+
+// Bounds of part `i` of `parts` of [first, last).
+VT_FN int cut(int first, int last, int i, int parts) { return first + (int)((i64)(last - first) * i / parts); }
 
 #if defined(__CUDACC__) && defined(GGML_BULK)
 VT_FN unsigned ring_address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }

@@ -3,12 +3,15 @@
 // A warp leaves its block's terms in shared memory; when each warp of the team has had its blocks of this round, a thread
 // for each of the rows' sums adds them in order.
 #pragma once
+#include "ggml_meet.cuh"
 
 template <int TYPE> struct Tiles {
     static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
     static constexpr bool ALIGNED = BYTES % 16 == 0, GRID = TYPE == IQ2_XXS || TYPE == IQ3_XXS;
     static constexpr bool PAIRED = ALIGNED || GRID;  // lane t has words 2 t and 2 t + 1 of a unit, else t and t + 4
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
+    static constexpr int A_SUMS = MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
+    static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
     static constexpr int CHUNK = BYTES > 128 ? 1 : GGML_CHUNK, SPAN = CHUNK * BYTES;  // blocks of a slot, a row's bytes
     // Sixteens of bytes from row to row: rows' words of one number meet in no bank.
     static constexpr int LEAST = ALIGNED ? SPAN / 16 : (SPAN + 30) / 16;
@@ -21,7 +24,7 @@ template <int TYPE> VT_MEMBER void code_tiles(const Row& p, u8* codes, float* sc
     using T = Tiles<TYPE>;
     int blocks = (int)(p.depth / 256), lane = threadIdx.x & 31, part = lane & 3;
     bool wide = ((unsigned long long)p.a & 15) == 0;
-    for (int block = (int)threadIdx.x >> 5; block < blocks; block += WARPS) {
+    for (int block = (int)threadIdx.x >> 5; block < blocks; block += CREW) {
         float x[8];
         load_eight(x, p.a, (i64)block * 256 + lane * 8, (int)p.a_kind, wide);
         Codes c = codes_256(x, lane);
@@ -39,7 +42,7 @@ template <int TYPE> VT_MEMBER void code_tiles(const Row& p, u8* codes, float* sc
         if constexpr (T::MINIMUM) {
             int total = c.total + __shfl_xor_sync(ALL, c.total, 1);
             if constexpr (!T::HALVES) total += __shfl_xor_sync(ALL, total, 2);
-            if (T::HALVES ? (part & 1) == 0 : part == 0) sums[T::HALVES ? block * 16 + lane / 2 : block * 8 + unit] = (unsigned short)total;
+            if (T::HALVES ? (part & 1) == 0 : part == 0) sums[block * T::A_SUMS + (T::HALVES ? lane / 2 : unit)] = (unsigned short)total;
         }
         if (lane == 0) scales[block] = c.d;
     }
@@ -47,21 +50,21 @@ template <int TYPE> VT_MEMBER void code_tiles(const Row& p, u8* codes, float* sc
 
 template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int TEAM) {
     using L = Tiles<TYPE>;
-    constexpr int C = L::CHUNK, ROWS = 16, ROUND = WARPS * C, SUMS = L::SUMS, TERMS = ROWS * SUMS;  // ROUND: of all teams
+    constexpr int C = L::CHUNK, ROWS = 16, ROUND = CREW * C, SUMS = L::SUMS, TERMS = ROWS * SUMS;  // ROUND: of all teams
     VT_SHARED(memory);
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, TEAMS = WARPS / TEAM, team = warp / TEAM, member = warp - team * TEAM;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, TEAMS = CREW / TEAM, team = warp / TEAM, member = warp - team * TEAM;
     int g = lane >> 2, t = lane & 3, line = lane >> 1, side = lane & 1;
     int blocks = (int)(p.depth / 256), row_bytes = blocks * L::BYTES, stride = (int)p.stride, round_blocks = TEAM * C;
     u8* ring = memory + warp * (L::STAGES * L::SLOT);
-    u8* rest = memory + WARPS * L::STAGES * L::SLOT;
+    u8* rest = memory + CREW * L::STAGES * L::SLOT;
     float* terms = (float*)rest + team * round_blocks * TERMS;  // a second half of them ROUND * TERMS further on
     float* lows = (float*)rest + 2 * ROUND * TERMS + team * round_blocks * ROWS;
-    rest += 2 * ROUND * (TERMS + ROWS) * 4;
+    rest += 2 * ROUND * (TERMS + (L::LOWS ? ROWS : 0)) * 4;
     unsigned* grid_of = (unsigned*)rest;
     if constexpr (L::GRID) rest += 1024;
     u8* codes = rest;
     unsigned short* sums = (unsigned short*)(codes + p.depth);
-    float* scales = (float*)(codes + p.depth + blocks * 32);
+    float* scales = (float*)(codes + p.depth + blocks * L::A_SUMS * 2);
     int number = (int)blockIdx.x * TEAMS + team, rounds = (blocks + round_blocks - 1) / round_blocks;
     int first = cut(0, (int)p.columns, number, grid * TEAMS), last = cut(0, (int)p.columns, number + 1, grid * TEAMS);
     int tiles = (last - first + ROWS - 1) / ROWS;
@@ -69,7 +72,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int TEAM) {
     int tile = 0, round = 0, top = first, rows = tiles ? cut(first, last, 1, tiles) - first : 0;
     const u8* base = p.b + first * p.stride;
 #if defined(__CUDACC__) && defined(GGML_BULK)
-    __shared__ unsigned long long bars[WARPS][L::STAGES];
+    __shared__ unsigned long long bars[CREW][L::STAGES];
     if (lane < L::STAGES) bulk_barrier(&bars[warp][lane], ROWS);
     __syncwarp();
     unsigned phase = 0;
@@ -152,15 +155,15 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int TEAM) {
                     if constexpr (SUMS == 8) {
                         int total[4];
                         float factor[2], less;
-                        meet_lanes<TYPE>(total, factor, less, two, met, d, sums + 8 * (at + j), g, t);
-                        if (L::MINIMUM && t < 2) off[ROWS * j + g + 8 * t] = less;
+                        meet_lanes<TYPE>(total, factor, less, two, met, d, sums + L::A_SUMS * (at + j), g, t);
+                        if (L::LOWS && t < 2) off[ROWS * j + g + 8 * t] = less;
 #pragma unroll
                         for (int k = 0; k < 2; ++k) {
                             float x = factor[k] * (float)total[2 * k], y = factor[k] * (float)total[2 * k + 1];
                             *(uint2*)(to + TERMS * j + 8 * (g + 8 * k) + 2 * t) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
                         }
                     } else {
-                        float term = meet_whole<TYPE>(two, met, d, sums + 16 * (at + j), grid_of, g, t);
+                        float term = meet_whole<TYPE>(two, met, d, sums + L::A_SUMS * (at + j), grid_of, g, t);
                         if (t < 2) to[TERMS * j + g + 8 * t] = term;
                     }
                 }
@@ -173,7 +176,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int TEAM) {
 #pragma unroll 4
                 for (int b = 0; b < n; ++b) {
                     sum = sum + from[TERMS * b];
-                    if (SUMS == 8 && L::MINIMUM) low = low - under[ROWS * b];
+                    if (L::LOWS) low = low - under[ROWS * b];
                 }
             }
             half ^= 1;
