@@ -49,22 +49,25 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     return target
 
 
-_ONE_WARPS, _RING, _TILE = 16, 11520, 8
-_IN_PAIRS = {"Q4_0": (18, 8, 2), "Q8_0": (34, 4, 1), "Q4_1": (20, 6, 2), "Q5_0": (22, 6, 2), "Q5_1": (24, 6, 2)}
+_ONE_WARPS, _TILE = 16, 8
+_IN_PAIRS = {"Q4_0": (18, 4, 2), "Q8_0": (34, 2, 1), "Q4_1": (20, 3, 2), "Q5_0": (22, 3, 2), "Q5_1": (24, 3, 2)}
 _IN_TILES = {
-    "Q4_K": (1, 10, 9, 8), "Q5_K": (1, 14, 9, 8), "Q6_K": (1, 15, 8, 0), "Q3_K": (2, 15, 8, 0), "Q2_K": (2, 13, 1, 16),
-    "IQ2_XXS": (2, 11, 1, 0), "IQ3_XXS": (2, 15, 1, 0),
+    "Q4_K": (144, 5, 9, 8), "Q5_K": (176, 4, 9, 8), "Q6_K": (210, 3, 8, 0), "Q3_K": (110, 6, 8, 0), "Q2_K": (84, 6, 1, 16),
+    "IQ2_XXS": (66, 6, 1, 0), "IQ3_XXS": (98, 6, 1, 0),
 }  # fmt: skip
 
 
-def _shared(quant_type: str, depth: int) -> int:
+def _shared(quant_type: str, depth: int, team: int) -> int:
     if quant_type in _IN_PAIRS:
         nbytes, ring, streams = _IN_PAIRS[quant_type]
-        return _ONE_WARPS * (ring * 64 * nbytes + _TILE * 68 * 4) + depth // 32 * (8 + streams * nbytes)
-    chunk, pieces, terms, sums = _IN_TILES[quant_type]
-    slot = 16 * pieces * 16
-    each = _RING // slot * slot + 2 * chunk * 16 * terms * 4
-    return _ONE_WARPS * each + 1024 * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * sums)
+        return _ONE_WARPS * (ring * 128 * nbytes + _TILE * 68 * 4) + depth // 32 * (8 + streams * nbytes)
+    nbytes, stages, terms, sums = _IN_TILES[quant_type]
+    aligned = nbytes % 16 == 0
+    pieces = team * nbytes // 16 if aligned else (team * nbytes + 30) // 16
+    pitch = 16 * (pieces + (2 - pieces & 3) if aligned else pieces | 1)
+    ring = _ONE_WARPS // team * stages * 16 * pitch
+    rest = _ONE_WARPS * 2 * 16 * terms * 4 + 1024 * quant_type.startswith("IQ")
+    return ring + rest + depth + depth // 256 * (4 + 2 * sums)
 
 
 def _team(columns: int, blocks: int, grid: int) -> int:
@@ -85,11 +88,11 @@ def _decode(op: str, a, target, b, stride: int, quant_type: str, traits) -> bool
         return False
     if stride >= 1 << 26:
         return False
-    shared = _shared(quant_type, depth)
+    grid = min(MULTIPROCESSORS, -(-columns // 8))
+    team = _team(columns, depth // 256, grid) if tiles else 0
+    shared = _shared(quant_type, depth, team)
     if shared > current().shared_memory():
         return False
-    grid = min(MULTIPROCESSORS, -(-columns // 8))
-    team = _team(columns, -(-depth // 256 // tiles[0]), grid) if tiles else 0
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, team]
     start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * _ONE_WARPS, 1), args, shared)
     return True

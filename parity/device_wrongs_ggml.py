@@ -4,8 +4,8 @@ from __future__ import annotations
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "ggml": {
-        "halves to even": ("size - (float)low >= 0.5f", "size - (float)low + (float)(low & 1) * 1e-7f > 0.5f"),
-        "a NaN is passed over": ("x[i] != x[i] || vt_abs(x[i]) > peak", "vt_abs(x[i]) > peak"),
+        "halves to even": ("found.code[i] = nearest_away(x[i] * inverse)", "found.code[i] = nearest_even(x[i] * inverse)"),
+        "a NaN is passed over": ("larger(peak, vt_abs(x[i]))", "(vt_abs(x[i]) > peak ? vt_abs(x[i]) : peak)"),
         "sums of eight codes": ("c.total + __shfl_xor_sync(0xffffffffu, c.total, 1)", "c.total"),
     },
     "ggml_matmul": {

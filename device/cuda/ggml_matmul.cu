@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256)
     int lane = threadIdx.x & 31, part = lane & 3;
     float x[8];
     load_eight(x, a, row * stride + block % blocks * 256 + 8 * lane, (int)kind, wide != 0);
-    Codes c = codes_256(x, lane);
+    Codes c = codes_256(x);
     u8* to = codes + place_of(row, (blocks + 3) / 4, unit);
     if (apart) {
 #pragma unroll

@@ -10,12 +10,13 @@ template <int TYPE> struct Pairs {
     static constexpr int UNITS = 2;                          // blocks of a lane
     static constexpr int WORDS = UNITS * BYTES / 4;          // of a lane
     static constexpr int ABREAST = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;  // words of a load: lanes meet in no bank
-    static constexpr int PIECE = 32 * WORDS * 4;             // bytes of a warp's
+    static constexpr int PIECE = 32 * WORDS * 4;             // bytes of a warp's of a row
+    static constexpr int ROWS = TYPE == Q8_0 ? 1 : 2, SLOT = ROWS * PIECE;  // rows of a slot
     static constexpr bool FOUR = TYPE != Q8_0, FIVE = TYPE == Q5_0 || TYPE == Q5_1, SUMS = Block<TYPE>::MINIMUM;
     static constexpr int FIRST = BYTES - (FOUR ? 16 : 32);   // where a block's codes begin
     static constexpr int STREAMS = FOUR ? 2 : 1;
     static constexpr int TERMS = 32 * UNITS, PITCH = TERMS + 4;
-    static constexpr int DEPTH = TYPE == Q8_0 ? (GGML_DEPTH + 1) / 2 : BYTES > 18 ? GGML_DEPTH * 3 / 4 : GGML_DEPTH;
+    static constexpr int DEPTH = GGML_RING / SLOT < 2 ? 2 : GGML_RING / SLOT;
 };
 
 // Which of a lane's blocks word `i` holds codes of, or -1.
@@ -48,14 +49,13 @@ VT_FN unsigned on_top(unsigned four, unsigned bits) { return (bits & 15u) * 0x02
 template <int TYPE> VT_MEMBER void code_pairs(const Row& p, u8* codes, unsigned* scales) {
     using P = Pairs<TYPE>;
     int units = (int)(p.depth / 32), stream = units * P::BYTES;
-    bool wide = ((unsigned long long)p.a & 15) == 0;
-    for (int first = 0; first < units * 4; first += (32 * CREW)) {
+    Eights eights(p, (int)threadIdx.x, 32 * CREW);
+    for (int first = 0; first < units * 4; first += 32 * CREW) {
         int at = first + (int)threadIdx.x;
         bool inside = at < units * 4;
-        at = inside ? at : units * 4 - 1;
         int unit = at >> 2, part = at & 3;
         float x[8];
-        load_eight(x, p.a, (i64)at * 8, (int)p.a_kind, wide);
+        eights.next(x);
         Codes c = codes_32(x);
 #pragma unroll
         for (int m = 1; m <= 2; m *= 2) c.total += __shfl_xor_sync(ALL, c.total, m);
@@ -77,43 +77,76 @@ template <int TYPE> VT_MEMBER void code_pairs(const Row& p, u8* codes, unsigned*
     }
 }
 
+// A lane's terms of a row: its words `w`, the activations' codes `x`, scales and what the integers lack.
+template <int TYPE>
+VT_MEMBER void meet_pair(float (&term)[2], const unsigned (&w)[Pairs<TYPE>::WORDS],
+                         const unsigned (&x)[Pairs<TYPE>::STREAMS][Pairs<TYPE>::WORDS], const float (&d)[2], const unsigned (&lack)[2]) {
+    using P = Pairs<TYPE>;
+                    int one[P::UNITS], two[P::UNITS];
+    #pragma unroll
+                    for (int u = 0; u < P::UNITS; ++u) {
+                        one[u] = P::FOUR && !P::SUMS ? -(int)lack[u] : 0;
+                        two[u] = 0;
+                    }
+    #pragma unroll
+                    for (int i = 0; i < P::WORDS; ++i) {
+                        int u = block_of<TYPE>(i);
+                        if (u < 0) continue;
+                        if constexpr (P::FIVE) {
+                            int at = u * P::BYTES + P::FIRST, first = 4 * i - at, head = (at - 4) / 4;  // of its bits in `fifth`
+                            unsigned fifth = at % 4 ? w[head] >> 16 | w[head + 1] << 16 : w[head];
+                            unsigned low = first < 0 ? fifth << 2 : fifth >> first, high = fifth >> 16 + first;
+                            one[u] = dot4_unsigned(on_top(w[i] & 0x0f0f0f0fu, low), x[0][i], one[u]);
+                            two[u] = dot4_unsigned(on_top(w[i] >> 4 & 0x0f0f0f0fu, high), x[1][i], two[u]);
+                        } else if constexpr (P::FOUR) {
+                            one[u] = dot4_unsigned(w[i] & 0x0f0f0f0fu, x[0][i], one[u]);
+                            two[u] = dot4_unsigned(w[i] & 0xf0f0f0f0u, x[1][i], two[u]);
+                        } else if (i & 1) {
+                            one[u] = dot4(w[i], x[0][i], one[u]);
+                        } else {
+                            two[u] = dot4(w[i], x[0][i], two[u]);
+                        }
+                    }
+                    #pragma unroll
+                    for (int u = 0; u < P::UNITS; ++u) {
+                        constexpr int SHIFT = P::FOUR && !P::FIVE ? 4 : 0;  // high codes were left where they stand
+                        float whole = (float)(one[u] + (two[u] >> SHIFT));
+                        unsigned head = w[u * P::BYTES / 4];
+                        float scale = widen_f16(u * P::BYTES % 4 ? head >> 16 : head & 0xffffu);
+                        if constexpr (P::SUMS) term[u] = (scale * d[u]) * whole - -widen_f16(head >> 16) * vt_float((int)lack[u]);
+                        else if constexpr (TYPE == Q4_0) term[u] = (whole * scale) * d[u];
+                        else term[u] = whole * (scale * d[u]);
+                    }
+}
+
 template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
     using P = Pairs<TYPE>;
     VT_SHARED(memory);
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = (int)(p.depth / 32), row_bytes = units * P::BYTES;
-    u8* ring = memory + warp * (P::DEPTH * P::PIECE);
-    float* terms = (float*)(memory + CREW * P::DEPTH * P::PIECE) + warp * (TILE * P::PITCH);
-    unsigned* scales = (unsigned*)(memory + CREW * (P::DEPTH * P::PIECE + TILE * P::PITCH * 4));
+    u8* ring = memory + warp * (P::DEPTH * P::SLOT);
+    float* terms = (float*)(memory + CREW * P::DEPTH * P::SLOT) + warp * (TILE * P::PITCH);
+    unsigned* scales = (unsigned*)(memory + CREW * (P::DEPTH * P::SLOT + TILE * P::PITCH * 4));
     u8* codes = (u8*)(scales + 2 * units);
     int number = (int)blockIdx.x * CREW + warp, chunks = (units + 32 * P::UNITS - 1) / (32 * P::UNITS);
     int first = cut(0, (int)p.columns, number, blocks * CREW), last = cut(0, (int)p.columns, number + 1, blocks * CREW);
     int tiles = (last - first + TILE - 1) / TILE;
     // What is sent for next.
     int tile = 0, chunk = 0, begin = first, end = tiles ? cut(first, last, 1, tiles) : first, row = begin, slot = 0;
-#if defined(__CUDACC__) && defined(GGML_BULK)
-    __shared__ unsigned long long bars[CREW][P::DEPTH];
-    if (lane < P::DEPTH) bulk_barrier(&bars[warp][lane], 1);
-    __syncwarp();
-    unsigned phase = 0;
-#endif
     auto send = [&](int to) {
         if (tile < tiles) {
-            const u8* from = p.b + row * p.stride + chunk * P::PIECE;
-            int left = row_bytes - chunk * P::PIECE;
-#if defined(__CUDACC__) && defined(GGML_BULK)
-            int bytes = left < P::PIECE ? left : P::PIECE;
-            if (lane == 0) {
-                bulk_expect(&bars[warp][to], bytes);
-                bulk_copy(ring + to * P::PIECE, from, bytes, &bars[warp][to]);
-            }
-#else
+            int left = row_bytes - chunk * P::PIECE, bytes = left < P::PIECE ? left : P::PIECE;
 #pragma unroll
-            for (int i = 0; i * 512 < P::PIECE; ++i) {
-                int at = 16 * lane + 512 * i;
-                if (at < (left < P::PIECE ? left : P::PIECE)) copy_async(ring + to * P::PIECE + at, from + at);
+            for (int r = 0; r < P::ROWS; ++r) {
+                if (row + r >= end) break;
+                const u8* from = p.b + (row + r) * p.stride + chunk * P::PIECE;
+#pragma unroll
+                for (int i = 0; i * 512 < P::PIECE; ++i) {
+                    int at = 16 * lane + 512 * i;
+                    if (at < bytes) copy_async(ring + to * P::SLOT + r * P::PIECE + at, from + at);
+                }
             }
-#endif
-            if (++row == end) {
+            row += P::ROWS;
+            if (row >= end) {
                 if (++chunk == chunks) {
                     chunk = 0;
                     if (++tile < tiles) {
@@ -150,60 +183,25 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
             }
 #pragma unroll
             for (int k = 0; k < P::STREAMS; ++k) words_of_lane<TYPE>(x[k], words + k * row_bytes);
-            for (int r = 0; r < rows; ++r) {
-#if defined(__CUDACC__) && defined(GGML_BULK)
-                bulk_wait(&bars[warp][slot], phase);
-                if (slot + 1 == P::DEPTH) phase ^= 1;
-#else
+            for (int r = 0; r < rows; r += P::ROWS) {
                 copies_wait<P::DEPTH - 2>();
-#endif
                 warp_meets();
                 send(slot == 0 ? P::DEPTH - 1 : slot - 1);
-                const u8* held = ring + slot * P::PIECE + mine * P::WORDS * 4;
+                const u8* held = ring + slot * P::SLOT + mine * P::WORDS * 4;
                 slot = slot + 1 == P::DEPTH ? 0 : slot + 1;
 #ifdef GGML_STREAM
                 continue;
 #endif
-                unsigned w[P::WORDS];
-                words_of_lane<TYPE>(w, held);
-                int one[P::UNITS], two[P::UNITS];
+                // A second row that is not there leaves terms that nobody adds.
+                unsigned w[P::ROWS][P::WORDS];
 #pragma unroll
-                for (int u = 0; u < P::UNITS; ++u) {
-                    one[u] = P::FOUR && !P::SUMS ? -(int)lack[u] : 0;
-                    two[u] = 0;
-                }
+                for (int k = 0; k < P::ROWS; ++k) words_of_lane<TYPE>(w[k], held + k * P::PIECE);
 #pragma unroll
-                for (int i = 0; i < P::WORDS; ++i) {
-                    int u = block_of<TYPE>(i);
-                    if (u < 0) continue;
-                    if constexpr (P::FIVE) {
-                        int at = u * P::BYTES + P::FIRST, first = 4 * i - at, head = (at - 4) / 4;  // of its bits in `fifth`
-                        unsigned fifth = at % 4 ? w[head] >> 16 | w[head + 1] << 16 : w[head];
-                        unsigned low = first < 0 ? fifth << 2 : fifth >> first, high = fifth >> 16 + first;
-                        one[u] = dot4_unsigned(on_top(w[i] & 0x0f0f0f0fu, low), x[0][i], one[u]);
-                        two[u] = dot4_unsigned(on_top(w[i] >> 4 & 0x0f0f0f0fu, high), x[1][i], two[u]);
-                    } else if constexpr (P::FOUR) {
-                        one[u] = dot4_unsigned(w[i] & 0x0f0f0f0fu, x[0][i], one[u]);
-                        two[u] = dot4_unsigned(w[i] & 0xf0f0f0f0u, x[1][i], two[u]);
-                    } else if (i & 1) {
-                        one[u] = dot4(w[i], x[0][i], one[u]);
-                    } else {
-                        two[u] = dot4(w[i], x[0][i], two[u]);
-                    }
+                for (int k = 0; k < P::ROWS; ++k) {
+                    float term[P::UNITS];
+                    meet_pair<TYPE>(term, w[k], x, d, lack);
+                    *(uint2*)(terms + (r + k) * P::PITCH + lane * P::UNITS) = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
                 }
-                float term[P::UNITS];
-#pragma unroll
-                for (int u = 0; u < P::UNITS; ++u) {
-                    constexpr int SHIFT = P::FOUR && !P::FIVE ? 4 : 0;  // high codes were left where they stand
-                    float whole = (float)(one[u] + (two[u] >> SHIFT));
-                    unsigned head = w[u * P::BYTES / 4];
-                    float scale = widen_f16(u * P::BYTES % 4 ? head >> 16 : head & 0xffffu);
-                    if constexpr (P::SUMS) term[u] = (scale * d[u]) * whole - -widen_f16(head >> 16) * vt_float((int)lack[u]);
-                    else if constexpr (TYPE == Q4_0) term[u] = (whole * scale) * d[u];
-                    else term[u] = whole * (scale * d[u]);
-                }
-                float* to = terms + r * P::PITCH + lane * P::UNITS;
-                *(uint2*)to = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
             }
             warp_meets();
             if (lane < rows) {

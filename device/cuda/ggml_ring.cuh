@@ -8,13 +8,7 @@
 #define GGML_CREW 16
 #endif
 #ifndef GGML_RING
-#define GGML_RING 11520
-#endif
-#ifndef GGML_DEPTH
-#define GGML_DEPTH 8
-#endif
-#ifndef GGML_CHUNK
-#define GGML_CHUNK 2
+#define GGML_RING 9500
 #endif
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int CREW = GGML_CREW, TILE = 8;
@@ -32,23 +26,30 @@ struct Row {
 // Bounds of part `i` of `parts` of [first, last).
 VT_FN int cut(int first, int last, int i, int parts) { return first + (int)((i64)(last - first) * i / parts); }
 
-#if defined(__CUDACC__) && defined(GGML_BULK)
-VT_FN unsigned ring_address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
-VT_FN void bulk_barrier(unsigned long long* b, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(ring_address(b)), "r"(count) : "memory");
-}
-VT_FN void bulk_expect(unsigned long long* b, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ring_address(b)), "r"(bytes) : "memory");
-}
-VT_FN void bulk_copy(void* to, const void* from, int bytes, unsigned long long* b) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(ring_address(to)), "l"(from), "r"(bytes), "r"(ring_address(b)) : "memory");
-}
-VT_FN void bulk_wait(unsigned long long* b, unsigned parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}\n" ::"r"(ring_address(b)), "r"(parity) : "memory");
-}
-#endif
+// Eight neighbours of the row at a time, `step` times eight from one to the next, and zeros past its end; they are on
+// their way one time ahead.
+struct Eights {
+    const Row& p;
+    int at, step;
+    bool wide;
+    Raw<8> raw;
+
+    VT_MEMBER Eights(const Row& row, int first, int apart) : p(row), at(first), step(apart) {
+        wide = ((unsigned long long)p.a & 15) == 0;
+        ask();
+    }
+    VT_MEMBER bool inside() const { return at * 8 < (int)p.depth; }
+    VT_MEMBER void ask() {
+        raw = {};
+        if (wide && inside()) raw = fetch<8>(p.a, (i64)at * 8, (int)p.a_kind);
+    }
+    VT_MEMBER void next(float (&x)[8]) {
+        widen(x, raw, (int)p.a_kind);
+        if (!wide && inside()) load_eight(x, p.a, (i64)at * 8, (int)p.a_kind, false);
+        at += step;
+        if (wide) ask();
+    }
+};
 
 // The warps 0 ... count - 1 of a team meet, whatever other teams do.
 #ifdef __CUDACC__
