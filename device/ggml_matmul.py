@@ -57,8 +57,8 @@ _ROWS = 16
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
 _TEAMS = {
-    "Q4_K": (144, 5, 9, 8), "Q5_K": (176, 4, 9, 8), "Q6_K": (210, 3, 8, 0), "Q3_K": (110, 6, 8, 0), "Q2_K": (84, 6, 1, 16),
-    "IQ2_XXS": (66, 6, 1, 0), "IQ3_XXS": (98, 6, 1, 0),
+    "Q4_K": (144, 5, 9, 8), "Q5_K": (176, 4, 9, 8), "Q6_K": (210, 3, 8, 0), "Q3_K": (110, 6, 8, 0),
+    "Q2_K": (84, 6, 1, 16), "IQ2_XXS": (66, 6, 1, 0), "IQ3_XXS": (98, 6, 1, 0),
 }  # fmt: skip
 """Types of 256: bytes of a block, slots of a team's ring, terms of a block and a row, sums of a block of codes."""
 _WIDEST = 1 << 26
