@@ -72,7 +72,7 @@ def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
     aligned = not (b.shape[1] % 16 or stride % 16 or runtime.pointer(b) % 16)
     if not depth or stride >= _WIDEST or columns >= 1 << 31 or (in_pairs and not aligned):
         return False
-    team = 0 if in_pairs else min((4, 8, 16), key=lambda team: _turns(columns, blocks, grid, team))
+    team = 0 if in_pairs else min((8, 16), key=lambda team: _turns(columns, blocks, grid, team))
     shared = _shared_pairs(depth, *_PAIRS[quant_type]) if in_pairs else _shared_teams(depth, team, quant_type)
     if runtime.capability() < (9, 0) or shared > runtime.shared_memory():
         return False

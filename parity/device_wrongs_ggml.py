@@ -17,7 +17,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "a row alone does not wait": ("copies_wait<P::DEPTH - 2>();", ""),
         "teams do not wait for copies": ("copies_wait<T::STAGES - 2>();  // what", "// what"),
         "teams do not meet": ("team_meets(team, 32 * team_size);", ""),
-        "one round's terms": ("half ^= 1;", ""),
+        "the other round's terms": ("terms + half * CREW * TERMS + thread", "terms + !half * CREW * TERMS + thread"),
         "warps do not meet": ("""            warp_meets();
             if (lane < rows) {""", "            if (lane < rows) {"),
         "codes less seven": ("TYPE == Q5_0 ? 16 : 8", "TYPE == Q5_0 ? 16 : 7"),

@@ -7,7 +7,9 @@
 // unit's codes meet up to four rows of `a`, four products an instruction. (4) Blocks of 256 are the eight units of eight
 // lanes: their integers meet by shuffles, each lane ends with one of the eight sums, and all lanes run through the
 // turn's four blocks in order. (5) Blocks of 32 have a term a lane: terms of eight rows are left in shared memory, and a
-// thread for each adds them in order while the other warps are on their way.
+// thread for each adds them in order while the other warps are on their way. (6) One row of `a`: a block a
+// multiprocessor has its share of the weight's rows, codes that row for itself while the first of them are on their way,
+// and lanes keep its codes, or the tensor cores unfold the eight lanes: ggml_pairs.cuh and ggml_tiles.cuh.
 #include "ggml_pairs.cuh"
 #include "ggml_tiles.cuh"
 

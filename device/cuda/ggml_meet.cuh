@@ -4,7 +4,7 @@
 // the eight lanes' integers beside each other. Where there is one sum, the columns hold different units, or halves of
 // units, so that each has its own scale. Two neighbours' integers fit sixteen bits and meet two scales at once.
 #pragma once
-#include "ggml_ring.cuh"
+#include "ggml_row.cuh"
 
 // A word that may stand at an even address: what is `apart` is joined from two aligned ones.
 template <bool APART> VT_FN unsigned word_of(const u8* aligned, unsigned select) {

@@ -3,7 +3,7 @@
 // Codes of the activations lie in shared memory as the weight's do, with zeros where a block has its scale, so that an
 // aligned word of the weight meets one of theirs; four bits have two such streams, for the low ones and the high ones.
 #pragma once
-#include "ggml_ring.cuh"
+#include "ggml_row.cuh"
 
 template <int TYPE> struct Pairs {
     static constexpr int BYTES = Block<TYPE>::BYTES;
@@ -16,7 +16,7 @@ template <int TYPE> struct Pairs {
     static constexpr int FIRST = BYTES - (FOUR ? 16 : 32);   // where a block's codes begin
     static constexpr int STREAMS = FOUR ? 2 : 1;
     static constexpr int TERMS = 32 * UNITS, PITCH = TERMS + 4;
-    static constexpr int DEPTH = GGML_RING / SLOT < 2 ? 2 : GGML_RING / SLOT;
+    static constexpr int DEPTH = 9500 / SLOT;                // slots of a warp's ring
 };
 
 // Which of a lane's blocks word `i` holds codes of, or -1.
@@ -46,10 +46,9 @@ template <int TYPE> VT_FN void words_of_lane(unsigned (&w)[Pairs<TYPE>::WORDS], 
 VT_FN unsigned on_top(unsigned four, unsigned bits) { return (bits & 15u) * 0x02040810u & 0x10101010u | four; }
 
 // The row's codes, and of each block its scale and what its integers lack or Q8_1's sum.
-template <int TYPE> VT_MEMBER void code_pairs(const Row& p, u8* codes, unsigned* scales) {
+template <int TYPE> VT_MEMBER void code_pairs(const Row& p, Eights& eights, u8* codes, unsigned* scales) {
     using P = Pairs<TYPE>;
     int units = (int)(p.depth / 32), stream = units * P::BYTES;
-    Eights eights(p, (int)threadIdx.x, 32 * CREW);
     for (int first = 0; first < units * 4; first += 32 * CREW) {
         int at = first + (int)threadIdx.x;
         bool inside = at < units * 4;
@@ -82,41 +81,41 @@ template <int TYPE>
 VT_MEMBER void meet_pair(float (&term)[2], const unsigned (&w)[Pairs<TYPE>::WORDS],
                          const unsigned (&x)[Pairs<TYPE>::STREAMS][Pairs<TYPE>::WORDS], const float (&d)[2], const unsigned (&lack)[2]) {
     using P = Pairs<TYPE>;
-                    int one[P::UNITS], two[P::UNITS];
-    #pragma unroll
-                    for (int u = 0; u < P::UNITS; ++u) {
-                        one[u] = P::FOUR && !P::SUMS ? -(int)lack[u] : 0;
-                        two[u] = 0;
-                    }
-    #pragma unroll
-                    for (int i = 0; i < P::WORDS; ++i) {
-                        int u = block_of<TYPE>(i);
-                        if (u < 0) continue;
-                        if constexpr (P::FIVE) {
-                            int at = u * P::BYTES + P::FIRST, first = 4 * i - at, head = (at - 4) / 4;  // of its bits in `fifth`
-                            unsigned fifth = at % 4 ? w[head] >> 16 | w[head + 1] << 16 : w[head];
-                            unsigned low = first < 0 ? fifth << 2 : fifth >> first, high = fifth >> 16 + first;
-                            one[u] = dot4_unsigned(on_top(w[i] & 0x0f0f0f0fu, low), x[0][i], one[u]);
-                            two[u] = dot4_unsigned(on_top(w[i] >> 4 & 0x0f0f0f0fu, high), x[1][i], two[u]);
-                        } else if constexpr (P::FOUR) {
-                            one[u] = dot4_unsigned(w[i] & 0x0f0f0f0fu, x[0][i], one[u]);
-                            two[u] = dot4_unsigned(w[i] & 0xf0f0f0f0u, x[1][i], two[u]);
-                        } else if (i & 1) {
-                            one[u] = dot4(w[i], x[0][i], one[u]);
-                        } else {
-                            two[u] = dot4(w[i], x[0][i], two[u]);
-                        }
-                    }
-                    #pragma unroll
-                    for (int u = 0; u < P::UNITS; ++u) {
-                        constexpr int SHIFT = P::FOUR && !P::FIVE ? 4 : 0;  // high codes were left where they stand
-                        float whole = (float)(one[u] + (two[u] >> SHIFT));
-                        unsigned head = w[u * P::BYTES / 4];
-                        float scale = widen_f16(u * P::BYTES % 4 ? head >> 16 : head & 0xffffu);
-                        if constexpr (P::SUMS) term[u] = (scale * d[u]) * whole - -widen_f16(head >> 16) * vt_float((int)lack[u]);
-                        else if constexpr (TYPE == Q4_0) term[u] = (whole * scale) * d[u];
-                        else term[u] = whole * (scale * d[u]);
-                    }
+    int one[P::UNITS], two[P::UNITS];
+#pragma unroll
+    for (int u = 0; u < P::UNITS; ++u) {
+        one[u] = P::FOUR && !P::SUMS ? -(int)lack[u] : 0;
+        two[u] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < P::WORDS; ++i) {
+        int u = block_of<TYPE>(i);
+        if (u < 0) continue;
+        if constexpr (P::FIVE) {
+            int at = u * P::BYTES + P::FIRST, first = 4 * i - at, head = (at - 4) / 4;  // of its bits in `fifth`
+            unsigned fifth = at % 4 ? w[head] >> 16 | w[head + 1] << 16 : w[head];
+            unsigned low = first < 0 ? fifth << 2 : fifth >> first, high = fifth >> 16 + first;
+            one[u] = dot4_unsigned(on_top(w[i] & 0x0f0f0f0fu, low), x[0][i], one[u]);
+            two[u] = dot4_unsigned(on_top(w[i] >> 4 & 0x0f0f0f0fu, high), x[1][i], two[u]);
+        } else if constexpr (P::FOUR) {
+            one[u] = dot4_unsigned(w[i] & 0x0f0f0f0fu, x[0][i], one[u]);
+            two[u] = dot4_unsigned(w[i] & 0xf0f0f0f0u, x[1][i], two[u]);
+        } else if (i & 1) {
+            one[u] = dot4(w[i], x[0][i], one[u]);
+        } else {
+            two[u] = dot4(w[i], x[0][i], two[u]);
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < P::UNITS; ++u) {
+        constexpr int SHIFT = P::FOUR && !P::FIVE ? 4 : 0;  // high codes were left where they stand
+        float whole = (float)(one[u] + (two[u] >> SHIFT));
+        unsigned head = w[u * P::BYTES / 4];
+        float scale = widen_f16(u * P::BYTES % 4 ? head >> 16 : head & 0xffffu);
+        if constexpr (P::SUMS) term[u] = (scale * d[u]) * whole - -widen_f16(head >> 16) * vt_float((int)lack[u]);
+        else if constexpr (TYPE == Q4_0) term[u] = (whole * scale) * d[u];
+        else term[u] = whole * (scale * d[u]);
+    }
 }
 
 template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
@@ -159,11 +158,12 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
         }
         copies_close();
     };
+    Eights eights(p, (int)threadIdx.x, 32 * CREW);
+    send(0);
+    send(1);  // the others after the codes, whose loads would have to wait for all that is sent for before them
+    code_pairs<TYPE>(p, eights, codes, scales);
 #pragma unroll
-    for (int s = 0; s < P::DEPTH - 1; ++s) send(s);
-#ifndef GGML_UNCODED
-    code_pairs<TYPE>(p, codes, scales);
-#endif
+    for (int s = 2; s < P::DEPTH - 1; ++s) send(s);
     __syncthreads();
     for (int t = 0; t < tiles; ++t) {
         int top = cut(first, last, t, tiles), rows = cut(first, last, t + 1, tiles) - top;
@@ -189,9 +189,6 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
                 send(slot == 0 ? P::DEPTH - 1 : slot - 1);
                 const u8* held = ring + slot * P::SLOT + mine * P::WORDS * 4;
                 slot = slot + 1 == P::DEPTH ? 0 : slot + 1;
-#ifdef GGML_STREAM
-                continue;
-#endif
                 // A second row that is not there leaves terms that nobody adds.
                 unsigned w[P::ROWS][P::WORDS];
 #pragma unroll

@@ -12,7 +12,7 @@ template <int TYPE> struct Tiles {
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
     static constexpr int A_SUMS = MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
     static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
-    static constexpr int STAGES = BYTES > 200 ? 3 : BYTES > 150 ? 4 : BYTES > 120 ? 5 : 6;
+    static constexpr int STAGES = BYTES > 200 ? 3 : BYTES > 150 ? 4 : BYTES > 120 ? 5 : 6;  // slots of a team's ring
 
     // Bytes from row to row of so many blocks in shared memory: rows' words of one number meet in no bank.
     static VT_MEMBER int pitch(int blocks) {
@@ -22,10 +22,9 @@ template <int TYPE> struct Tiles {
 };
 
 // The row's codes, of each block its scale, and the sums of its units or of their halves.
-template <int TYPE> VT_MEMBER void code_tiles(const Row& p, u8* codes, float* scales, unsigned short* sums) {
+template <int TYPE> VT_MEMBER void code_tiles(const Row& p, Eights& eights, u8* codes, float* scales, unsigned short* sums) {
     using T = Tiles<TYPE>;
     int blocks = (int)(p.depth / 256), lane = threadIdx.x & 31, part = lane & 3;
-    Eights eights(p, (int)threadIdx.x, 32 * CREW);
     for (int block = (int)threadIdx.x >> 5; block < blocks; block += CREW) {
         float x[8];
         eights.next(x);
@@ -73,7 +72,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int team_siz
     int tiles = (last - first + ROWS - 1) / ROWS;
     // What is sent for next.
     int tile = 0, round = 0, top = first, rows = tiles ? cut(first, last, 1, tiles) - first : 0;
-    // A warp copies whole rows, from the sixteen bytes that they begin in; nothing past the row is touched.
+    // Rows from the sixteen bytes that they begin in; nothing past a row is touched.
     auto send = [&](int to) {
         int at = round * team_size * T::BYTES, span = team_size * T::BYTES;
         if (span > row_bytes - at) span = row_bytes - at;
@@ -86,8 +85,8 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int team_siz
                 int whole = end;
                 if (!T::ALIGNED && at + span == row_bytes) {
                     whole = end & ~15;
-                    if (lane == 31)
-                        for (int i = whole; i < end; i += 2) *(unsigned short*)(slot + i) = *(const unsigned short*)(from + i);
+                    for (int i = whole + 2 * lane; i < end; i += 64)
+                        *(unsigned short*)(slot + i) = *(const unsigned short*)(from + i);
                 }
 #pragma unroll 4
                 for (int i = 16 * lane; i < whole; i += 512) copy_async(slot + i, from + i);
@@ -102,10 +101,12 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int team_siz
             }
         }
     };
-#pragma unroll
-    for (int s = 0; s < T::STAGES - 1; ++s) send(s);
-    code_tiles<TYPE>(p, codes, scales, sums);
+    Eights eights(p, (int)threadIdx.x, 32 * CREW);
+    send(0);  // the others after the codes, whose loads would have to wait for all that is sent for before them
+    code_tiles<TYPE>(p, eights, codes, scales, sums);
     if constexpr (T::GRID) unfold<TYPE>(grid_of);
+#pragma unroll
+    for (int s = 1; s < T::STAGES - 1; ++s) send(s);
     copies_wait<T::STAGES - 2>();
     __syncthreads();
     int slot = 0, half = 0;
@@ -122,11 +123,8 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int team_siz
                 const u8* mine[2];
 #pragma unroll
                 for (int k = 0; k < 2; ++k) {
-                    int row = g + 8 * k, skew = 0;
-                    if constexpr (!T::ALIGNED) {
-                        skew = (int)((unsigned)(unsigned long long)p.b + (unsigned)(row0 + row) * (unsigned)p.stride + r * team_size * T::BYTES) & 15;
-                    }
-                    mine[k] = held + row * pitch + skew + member * T::BYTES;
+                    int row = g + 8 * k, skew = (int)(long long)(p.b + (row0 + row) * p.stride + r * team_size * T::BYTES) & 15;
+                    mine[k] = held + row * pitch + (T::ALIGNED ? 0 : skew) + member * T::BYTES;
                 }
                 const u8* met = codes + block * 256;
                 float d = scales[block];

@@ -1,17 +1,12 @@
-// Weights of one warp on their way into shared memory: slots one after the other in a ring, each sent for as a whole.
+// What the products of one row of activations share: its values as they are asked for, the shares of rows of the weight,
+// teams of warps, and products of bytes on the tensor cores.
 #pragma once
 #include "ggml_blocks.cuh"
 #include "ggml_codes.cuh"
 #include "mma.cuh"
 
-#ifndef GGML_CREW
-#define GGML_CREW 16
-#endif
-#ifndef GGML_RING
-#define GGML_RING 9500
-#endif
 constexpr unsigned ALL = 0xffffffffu;
-constexpr int CREW = GGML_CREW, TILE = 8;
+constexpr int CREW = 16, TILE = 8;  // warps of a block; rows whose terms a warp keeps at once
 
 struct Row {
     i64 columns, depth;
@@ -51,8 +46,8 @@ struct Eights {
     }
 };
 
-// The warps 0 ... count - 1 of a team meet, whatever other teams do.
 #ifdef __CUDACC__
+// The warps of a team meet, whatever other teams do.
 VT_FN void team_meets(int team, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(threads) : "memory");
 }
