@@ -24,7 +24,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the fifth bits of others": ("fifth >> 16 + first", "fifth >> 12 + first"),
         "zeros left out beside codes": ("halves[-i] = 0;", "halves[-i] = 1;"),
         "the first tile for all": ("top += rows;", "top += 0;"),
-        "the tail past a row": ("for (int i = whole; i < end; i += 2)", "for (int i = whole; i < end - 2; i += 2)"),
+        "the tail past a row": ("2 * lane; i < end; i += 64", "2 * lane; i < end - 2; i += 64"),
         "lanes of the other four": ("g < 4 ? 0u : mine", "g < 4 ? mine : 0u"),
         "the other row's minimums": ("other = t & 1 ? head[1] : head[0]", "other = t & 1 ? head[0] : head[1]"),
         "Q6_K's bits as they lie": ("f.q[5][r] ^= 0xaaaaaaaau;", ""),
