@@ -7,13 +7,14 @@ import pytest
 
 from vtlab import oracle
 from vtlab.device import ggml_matmul
-from vtlab.ops.blocks import WEIGHT_TYPES
+from vtlab.ops.blocks import WEIGHT_TYPES, quant_traits
 from vtlab.ops.errors import ContractError
 from vtlab.oracle.ggml import random_blocks
 
 from .compare import assert_bytes
 from .device_run import Cuda
 from .scalar import draw
+from .test_device_calls_w4a8 import older
 
 QUANTISERS = {"quantize_row_q8_0": 34, "quantize_row_q8_1": 36, "quantize_row_q8_k": 292}
 
@@ -33,13 +34,15 @@ def placed(device, rows: np.ndarray, shift: int, gap: int):
     return view
 
 
-@pytest.mark.parametrize("shift, gap", [(1, 0), (2, 2), (4, 12), (0, 7)])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("shift, gap", [(1, 0), (2, 2), (4, 12), (0, 7), (16, 48)])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q4_K", "Q6_K", "IQ3_XXS"])
 def test_weights_at_any_address(device, kind, shift, gap):
     """Rows of blocks where words, or even halves, are not aligned: products and lookups."""
     a, b, ids = draw((2, 768), "float32", 1), weights(kind, 9, 768), np.array([8, 0, 3])
-    got = device.call("matmul_bt_quant", {"a": device.send(a), "b": placed(device, b, shift, gap), "quant_type": kind})
-    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
+    for M in (1, 2):
+        call = {"a": device.send(a[:M]), "b": placed(device, b, shift, gap), "quant_type": kind}
+        got = device.fetch(device.call("matmul_bt_quant", call))
+        assert_bytes(got, oracle.matmul_bt_quant.mirror(a[:M], b, quant_type=kind), f"{M} rows")
     table = placed(device, b, shift, gap)
     got = device.call("embedding_quant", {"table": table, "ids": device.send(ids), "quant_type": kind})
     assert_bytes(device.fetch(got), oracle.embedding_quant.mirror(b, ids, quant_type=kind))
@@ -75,7 +78,7 @@ def test_a_row_has_its_bytes_in_any_batch(device, kind):
     """A decode step and a prompt: the kernels for one row and for four give it the same bytes."""
     a, b = draw((6, 1280), "float32", 4), weights(kind, 11, 1280)
     whole = device.fetch(device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind}))
-    for M in (1, 5):
+    for M in (1, 5):  # one row: the kernel for it where rows of the weight are aligned
         call = {"a": device.send(a[:M]), "b": device.send(b), "quant_type": kind}
         assert_bytes(device.fetch(device.call("matmul_bt_quant", call)), whole[:M], f"{M} rows")
     call = {"a": device.send(a), "b": device.send(b[3:]), "quant_type": kind}
@@ -92,6 +95,28 @@ def test_products_beside_each_other(device, kind):
     want = np.full((3, 12), 7, np.float32)
     want[:, 4:9] = oracle.matmul_bt_quant.mirror(a, b, quant_type=kind)
     assert_bytes(device.fetch(wide), want)
+
+
+@pytest.mark.parametrize("kind", WEIGHT_TYPES)
+def test_few_multiprocessors_have_many_rows_each(device, kind, monkeypatch):
+    """One row of a: tiles of rows one after the other, rounds of blocks, chunks, whoever has how many of them."""
+    monkeypatch.setattr(ggml_matmul, "MULTIPROCESSORS", 2)
+    a, b = draw((1, 4864), "bfloat16", 10), weights(kind, 150, 4864)
+    for K in (4864, 2304):
+        few = b[:, : K // quant_traits(kind).elements * quant_traits(kind).nbytes]
+        got = device.call("matmul_bt_quant", {"a": device.send(a[:, :K]), "b": device.send(few), "quant_type": kind})
+        want = oracle.matmul_bt_quant.mirror(a[:, :K], few, quant_type=kind)
+        assert_bytes(device.fetch(got), want, f"K = {K}")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q3_K"])
+def test_a_gpu_with_less_shared_memory(kind):
+    """One row of a goes the way of several where its codes do not fit."""
+    a, b = draw((1, 512), "float32", 11), weights(kind, 9, 512)
+    device = older(shared_memory=100 << 10)
+    got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
+    assert device.runtime.launched == [f"ggml_codes_{quant_traits(kind).elements}", f"ggml_{kind.lower()}_1"]
 
 
 def test_many_rows_go_in_pieces(device, monkeypatch):

@@ -17,6 +17,7 @@ def benches() -> Iterator[Bench]:
     for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K"):
         yield product(kind, 1, 4096, 14336)
         yield product(kind, 1, 8192, 8192)
+        yield product(kind, 1, 34816, 5120)
         yield product(kind, 4, 14336, 4096)
         yield product(kind, 16, 14336, 4096)
     yield product("Q6_K", 1, 151936, 4096)

@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(256)
     int lane = threadIdx.x & 31;
     float v[8];
     load_eight(v, x, block / blocks * stride + block % blocks * 256 + 8 * lane, (int)kind, wide != 0);
-    Codes c = codes_256(v, lane);
+    Codes c = codes_256(v);
     int total = c.total + __shfl_xor_sync(0xffffffffu, c.total, 1);
     unsigned* p = (unsigned*)(out + block * 292);
     if (lane == 0) p[0] = (unsigned)vt_bits(c.d);

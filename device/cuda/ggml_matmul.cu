@@ -7,13 +7,13 @@
 // unit's codes meet up to four rows of `a`, four products an instruction. (4) Blocks of 256 are the eight units of eight
 // lanes: their integers meet by shuffles, each lane ends with one of the eight sums, and all lanes run through the
 // turn's four blocks in order. (5) Blocks of 32 have a term a lane: terms of eight rows are left in shared memory, and a
-// thread for each adds them in order while the other warps are on their way.
-#include "ggml_blocks.cuh"
-#include "ggml_codes.cuh"
-#include "mma.cuh"
+// thread for each adds them in order while the other warps are on their way. (6) One row of `a`: a block a
+// multiprocessor has its share of the weight's rows, codes that row for itself while the first of them are on their way,
+// and lanes keep its codes, or the tensor cores unfold the eight lanes: ggml_pairs.cuh and ggml_tiles.cuh.
+#include "ggml_pairs.cuh"
+#include "ggml_tiles.cuh"
 
 constexpr int WARPS = 8, STAGES = 3, PIECES = 70, TURNS = 2;  // TURNS: whose terms are added at once
-constexpr unsigned ALL = 0xffffffffu;
 
 // Where the codes of `unit` of a row begin: its first half; the other is 512 bytes further.
 VT_FN i64 place_of(i64 row, i64 turns, i64 unit) { return (row * turns + unit / 32) * 1024 + (unit & 31) * 16; }
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256)
     int lane = threadIdx.x & 31, part = lane & 3;
     float x[8];
     load_eight(x, a, row * stride + block % blocks * 256 + 8 * lane, (int)kind, wide != 0);
-    Codes c = codes_256(x, lane);
+    Codes c = codes_256(x);
     u8* to = codes + place_of(row, (blocks + 3) / 4, unit);
     if (apart) {
 #pragma unroll
@@ -271,22 +271,29 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
                                            i64 out_stride, i64 kind) {                                                \
         product<TYPE, M>({rows, columns, units, stride, out_stride, b, codes, scales, sums, out, (int)kind});         \
     }
-#define PRODUCTS(name, TYPE)                              \
+#define ROW(name, FORM, TYPE)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * CREW, 1)                                                        \
+        name(i64 columns, i64 depth, const void* a, i64 a_kind, const u8* b, i64 stride, void* out, i64 kind,         \
+             i64 blocks, i64 team) {                                                                                  \
+        FORM<TYPE>({columns, depth, a, a_kind, b, stride, out, kind}, (int)blocks, (int)team);                        \
+    }
+#define PRODUCTS(name, TYPE, FORM)                        \
     PRODUCT(name##_1, __launch_bounds__(256), TYPE, 1)    \
-    PRODUCT(name##_4, __launch_bounds__(256, 2), TYPE, 4)
+    PRODUCT(name##_4, __launch_bounds__(256, 2), TYPE, 4) \
+    ROW(name##_row, FORM, TYPE)
 
-PRODUCTS(ggml_q4_0, Q4_0)
-PRODUCTS(ggml_q4_1, Q4_1)
-PRODUCTS(ggml_q5_0, Q5_0)
-PRODUCTS(ggml_q5_1, Q5_1)
-PRODUCTS(ggml_q8_0, Q8_0)
-PRODUCTS(ggml_q2_k, Q2_K)
-PRODUCTS(ggml_q3_k, Q3_K)
-PRODUCTS(ggml_q4_k, Q4_K)
-PRODUCTS(ggml_q5_k, Q5_K)
-PRODUCTS(ggml_q6_k, Q6_K)
-PRODUCTS(ggml_iq2_xxs, IQ2_XXS)
-PRODUCTS(ggml_iq3_xxs, IQ3_XXS)
+PRODUCTS(ggml_q4_0, Q4_0, in_pairs)
+PRODUCTS(ggml_q4_1, Q4_1, in_pairs)
+PRODUCTS(ggml_q5_0, Q5_0, in_pairs)
+PRODUCTS(ggml_q5_1, Q5_1, in_pairs)
+PRODUCTS(ggml_q8_0, Q8_0, in_pairs)
+PRODUCTS(ggml_q2_k, Q2_K, in_tiles)
+PRODUCTS(ggml_q3_k, Q3_K, in_tiles)
+PRODUCTS(ggml_q4_k, Q4_K, in_tiles)
+PRODUCTS(ggml_q5_k, Q5_K, in_tiles)
+PRODUCTS(ggml_q6_k, Q6_K, in_tiles)
+PRODUCTS(ggml_iq2_xxs, IQ2_XXS, in_tiles)
+PRODUCTS(ggml_iq3_xxs, IQ3_XXS, in_tiles)
 
 // Weights in Q8_K, which no activation meets as integers: an element a thread, one fma a value.
 extern "C" __global__ void __launch_bounds__(256)

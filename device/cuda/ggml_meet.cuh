@@ -1,0 +1,268 @@
+// Blocks of 256 of sixteen rows meet the activations' codes: lane 4 g + t has words of rows g and g + 8, p[0] and p[1].
+//
+// Where sums run in eight lanes, column g of the activations holds lane g's values alone, so that the tensor cores leave
+// the eight lanes' integers beside each other. Where there is one sum, the columns hold different units, or halves of
+// units, so that each has its own scale. Two neighbours' integers fit sixteen bits and meet two scales at once.
+#pragma once
+#include "ggml_row.cuh"
+
+// A word that may stand at an even address: what is `apart` is joined from two aligned ones.
+template <bool APART> VT_FN unsigned word_of(const u8* aligned, unsigned select) {
+    const unsigned* q = (const unsigned*)aligned;
+    if constexpr (APART) return picked(q[0], q[1], select);
+    return q[0];
+}
+
+// Scales of Q4_K and Q5_K, six bits each, four to a word; the minimums stand in the other words of the same form.
+VT_FN void six_bits_apart(unsigned (&s)[2], unsigned first, unsigned third) {
+    s[0] = first & 0x3f3f3f3fu;
+    s[1] = (third & 0x0f0f0f0fu) | (first >> 2 & 0x30303030u);
+}
+
+// Products with one scale and with the next, of two rows, each times its scale: bytes 0 and 1 of s, or UPPER ones.
+template <bool UPPER> VT_FN void scaled(int (&total)[4], const int (&one)[4], const int (&two)[4], unsigned s0, unsigned s1) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        int pair = (int)permute((unsigned)one[i], (unsigned)two[i], 0x5410);
+        total[i] = UPPER ? dot2_high(pair, i < 2 ? s0 : s1, total[i]) : dot2_low(pair, i < 2 ? s0 : s1, total[i]);
+    }
+}
+
+// Of Q3_K and Q6_K: a half of a block's bytes and the eight scales that go with it, of each row.
+template <int TYPE> struct Half { unsigned q[TYPE == Q6_K ? 6 : 4][2], s[TYPE == Q6_K ? 2 : 3][2]; };
+template <int TYPE, bool APART> VT_FN void fetch_half(Half<TYPE>& f, const u8* const (&p)[2], const unsigned (&select)[2], int h, int t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const u8* q = p[r] + 4 * t;
+        if constexpr (TYPE == Q6_K) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) f.q[i][r] = word_of<APART>(q + 64 * h + 16 * i, select[r]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                f.q[4 + i][r] = word_of<APART>(q + 128 + 32 * h + 16 * i, select[r]);
+                f.s[i][r] = word_of<APART>(p[r] + 192 + 8 * h + 4 * i, select[r]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                f.q[i][r] = word_of<APART>(q + 32 + 32 * h + 16 * i, select[r]);
+                f.q[2 + i][r] = word_of<APART>(q + 16 * i, select[r]);
+            }
+#pragma unroll
+            for (int i = 0; i < 3; ++i) f.s[i][r] = word_of<APART>(p[r] + 96 + 4 * i, select[r]);
+        }
+    }
+}
+
+// The integers of lanes 2 t and 2 t + 1 of both rows, and the rows' factors. `low` is the first row's term of the
+// minimums for t = 0, the second one's for t = 1.
+template <int TYPE>
+VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const u8* const (&p)[2], const u8* codes, float d,
+                          const unsigned short* sums, int g, int t) {
+    unsigned mine = 0xffu << 8 * (g & 3);  // the byte of a word that is lane g's, if one is
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[i] = 0;
+    if constexpr (TYPE == Q4_K || TYPE == Q5_K) {
+        unsigned m0 = g < 4 ? mine : 0u, m1 = g < 4 ? 0u : mine;
+        uint4 head[2] = {*(const uint4*)p[0], *(const uint4*)p[1]};
+        unsigned s0[2], s1[2], m[2];
+        six_bits_apart(s0, head[0].y, head[0].w);
+        six_bits_apart(s1, head[1].y, head[1].w);
+        uint4 other = t & 1 ? head[1] : head[0], a = *(const uint4*)sums;
+        six_bits_apart(m, other.z, other.w >> 4);
+        int minimum = dot2_high((int)a.y, m[0], dot2_low((int)a.x, m[0], 0));
+        minimum = dot2_high((int)a.w, m[1], dot2_low((int)a.z, m[1], minimum));
+        low = (widen_f16(other.x >> 16) * d) * (float)minimum;
+        factor[0] = widen_f16(head[0].x & 0xffffu) * d;
+        factor[1] = widen_f16(head[1].x & 0xffffu) * d;
+        unsigned fifth[4] = {};
+        if constexpr (TYPE == Q5_K) {
+            uint2 f0 = *(const uint2*)(p[0] + 16 + 8 * t), f1 = *(const uint2*)(p[1] + 16 + 8 * t);
+            fifth[0] = f0.x, fifth[1] = f1.x, fifth[2] = f0.y, fifth[3] = f1.y;
+        }
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            uint4 x = *(const uint4*)(codes + 64 * c + 16 * t);
+            int at = (TYPE == Q4_K ? 16 : 48) + 32 * c + 8 * t;
+            uint2 w0 = *(const uint2*)(p[0] + at), w1 = *(const uint2*)(p[1] + at);
+            const unsigned w[4] = {w0.x, w1.x, w0.y, w1.y};
+            unsigned even[4], odd[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                even[i] = w[i] & 0x0f0f0f0fu;
+                odd[i] = w[i] >> 4 & 0x0f0f0f0fu;
+                if constexpr (TYPE == Q5_K) {
+                    even[i] |= (c < 2 ? fifth[i] << 4 - 2 * c : fifth[i] >> 2 * c - 4) & 0x10101010u;
+                    odd[i] |= (c < 2 ? fifth[i] << 3 - 2 * c : fifth[i] >> 2 * c - 3) & 0x10101010u;
+                }
+            }
+            int one[4] = {0, 0, 0, 0}, two[4] = {0, 0, 0, 0};
+            multiply_bytes(one, even, x.x & m0, x.y & m1);
+            multiply_bytes(two, odd, x.z & m0, x.w & m1);
+            if (c & 1) scaled<true>(total, one, two, s0[c >> 1], s1[c >> 1]);
+            else scaled<false>(total, one, two, s0[c >> 1], s1[c >> 1]);
+        }
+    } else {
+        // Codes less 32 are their six bits with the upper one turned over, four times as large at the top of a byte; and
+        // so are Q3_K's less 4, thirty-two times as large, and its scales less 32.
+        constexpr int D = TYPE == Q6_K ? 208 : 108, TIMES = TYPE == Q6_K ? 2 : 5 + 2;
+        unsigned m = (g < 4) == ((t & 1) == 0) ? mine : 0u, select[2];
+        const u8* aligned[2];
+        low = 0.0f;
+        int either = 0;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            int apart = (int)(unsigned long long)p[r] & 2;
+            either |= apart;
+            aligned[r] = p[r] - apart;
+            select[r] = apart ? 0x5432u : 0x3210u;
+            factor[r] = f16_at(p[r] + D) * d;
+        }
+        bool straight = !__any_sync(ALL, either);
+#pragma unroll 1
+        for (int h = 0; h < 2; ++h) {
+            Half<TYPE> f;
+            if (straight) fetch_half<TYPE, false>(f, aligned, select, h, t);
+            else fetch_half<TYPE, true>(f, aligned, select, h, t);
+            unsigned s[2][2];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                if constexpr (TYPE == Q6_K) {
+                    f.q[4][r] ^= 0xaaaaaaaau;
+                    f.q[5][r] ^= 0xaaaaaaaau;
+                    s[0][r] = f.s[0][r];
+                    s[1][r] = f.s[1][r];
+                } else {
+                    f.q[2][r] = ~(h ? f.q[2][r] : f.q[2][r] << 4);
+                    f.q[3][r] = ~(h ? f.q[3][r] : f.q[3][r] << 4);
+                    unsigned high = f.s[2][r] >> 4 * h ^ 0x0a0a0a0au;
+                    s[0][r] = (f.s[0][r] >> 4 * h & 0x0f0f0f0fu) << 2 | (high & 0x03030303u) << 6;
+                    s[1][r] = (f.s[1][r] >> 4 * h & 0x0f0f0f0fu) << 2 | (high >> 2 & 0x03030303u) << 6;
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < 4; u += 2) {
+                uint4 x = *(const uint4*)(codes + 128 * h + 32 * u + 16 * t);
+                const unsigned a[4] = {x.x & m, x.y & m, x.z & m, x.w & m};
+                int part[4][4] = {};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    unsigned b[2];
+                    int unit = u + (i >> 1);
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        if constexpr (TYPE == Q6_K) {
+                            unsigned nibbles = (u ? f.q[i][r] >> 2 : f.q[i][r] << 2) & 0x3c3c3c3cu;
+                            b[r] = nibbles | (f.q[4 + (i & 1)][r] << 6 - 2 * unit & 0xc0c0c0c0u);
+                        } else {
+                            unsigned q = f.q[i & 1][r], two = (unit < 3 ? q << 5 - 2 * unit : q >> 1) & 0x60606060u;
+                            b[r] = two | (f.q[2 + (i & 1)][r] << 3 - unit & 0x80808080u);
+                        }
+                    }
+                    multiply_bytes(part[i], b, a[i]);
+                }
+                scaled<false>(total, part[0], part[1], s[u >> 1][0], s[u >> 1][1]);
+                scaled<true>(total, part[2], part[3], s[u >> 1][0], s[u >> 1][1]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[i] >>= TIMES;
+    }
+}
+
+// The grid's entries: eight digits of IQ2_XXS, four bytes of IQ3_XXS.
+template <int TYPE> VT_FN void unfold(unsigned* grid) {
+    for (int i = (int)threadIdx.x; i < 256; i += (32 * CREW)) {
+        if constexpr (TYPE == IQ2_XXS) grid[i] = IQ2_XXS_DIGITS[i];
+        else grid[i] = permute(0x1c140c04u, 0x3e342c24u, IQ3_XXS_DIGITS[i]);
+    }
+}
+
+// Bytes of ones where the bits FIRST ... FIRST + 3 say minus.
+template <int FIRST> VT_FN unsigned minus_of(unsigned bits) {
+    unsigned tops = (bits & 15u << FIRST) * (0x10204080u >> FIRST);
+    return picked(tops, 0, 0xba98);
+}
+// Eight bits to the third bits of eight digits.
+VT_FN unsigned thirds_of(unsigned bits) {
+    bits = bits * 0x1001u & 0x000f000fu;
+    bits = bits * 0x41u & 0x03030303u;
+    return bits * 0x24u & 0x44444444u;
+}
+VT_FN unsigned with_signs(unsigned magnitudes, unsigned minus) { return (magnitudes ^ minus) + (minus & 0x01010101u); }
+
+VT_FN int over_four(int x) {
+    x += __shfl_xor_sync(ALL, x, 1);
+    return x + __shfl_xor_sync(ALL, x, 2);
+}
+
+// The block's term of the first row for t = 0, of the second for t = 1.
+template <int TYPE>
+VT_MEMBER float meet_whole(const u8* const (&p)[2], const u8* codes, float d, const unsigned short* sums, const unsigned* grid, int g, int t) {
+    int total[2] = {0, 0}, minimum[2] = {0, 0};
+    if constexpr (TYPE == Q2_K) {
+        // Columns 2 u and 2 u + 1 are the halves of unit u of four; what stands higher in a byte counts so much more.
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            unsigned x = *(const unsigned*)(codes + 128 * h + (g >> 2) * 64 + 16 * t + (g >> 1 & 1) * 8 + 4 * (g & 1)), q[4];
+            int part[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) q[i] = *(const unsigned*)(p[i & 1] + 16 + 32 * h + 16 * (i >> 1) + 4 * t);
+#pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                unsigned b[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) b[i] = q[i] & 0x03030303u << 2 * u;
+                multiply_unsigned(part, b, g == 2 * u ? x : 0u, g == 2 * u + 1 ? x : 0u);
+            }
+            int of_a = *(const int*)(sums + 8 * h + 2 * t);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                unsigned scales = *(const unsigned short*)(p[r] + 8 * h + 2 * t);
+                int pair = (int)permute((unsigned)(part[2 * r] >> 2 * t), (unsigned)(part[2 * r + 1] >> 2 * t), 0x5410);
+                total[r] = dot2_low(pair, scales & 0x0f0fu, total[r]);
+                minimum[r] = dot2_low(of_a, scales >> 4 & 0x0f0fu, minimum[r]);
+            }
+        }
+    } else {
+        // Column u is unit u; lane t unfolds eight of a unit's values.
+        int part[4] = {0, 0, 0, 0};
+        uint2 x = *(const uint2*)(codes + (g >> 1) * 64 + 16 * t + (g & 1) * 8);
+#pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            unsigned b[4];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const u8* beside = p[r] + (TYPE == IQ2_XXS ? 2 + 8 * u + 4 : 66 + 4 * u);
+                unsigned seven = (half_at(beside) | half_at(beside + 2) << 16) >> 7 * t & 127u;
+                unsigned signs = seven + ((unsigned)ones_of(seven) << 7);  // the eighth makes their number even
+                if constexpr (TYPE == IQ2_XXS) {  // a digit's third bit picks the negative one
+                    unsigned digits = grid[p[r][2 + 8 * u + t]] + thirds_of(signs);
+                    b[r] = picked(0x002b1908u, 0x00d5e7f8u, digits);
+                    b[2 + r] = picked(0x002b1908u, 0x00d5e7f8u, digits >> 16);
+                } else {
+                    unsigned pair = half_at(p[r] + 2 + 8 * u + 2 * t);
+                    b[r] = with_signs(grid[pair & 255u], minus_of<0>(signs));
+                    b[2 + r] = with_signs(grid[pair >> 8], minus_of<4>(signs));
+                }
+            }
+            multiply_bytes(part, b, g == u ? x.x : 0u, g == u ? x.y : 0u);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u8* beside = p[i >> 1] + (TYPE == IQ2_XXS ? 2 + 8 * (2 * t + (i & 1)) + 6 : 66 + 4 * (2 * t + (i & 1)) + 2);
+            total[i >> 1] += (2 * (int)(half_at(beside) >> 12) + 1) * part[i];
+        }
+    }
+    total[0] = over_four(total[0]);
+    total[1] = over_four(total[1]);
+    const u8* mine = t & 1 ? p[1] : p[0];
+    float i = (float)(t & 1 ? total[1] : total[0]);
+    if constexpr (TYPE == Q2_K) {
+        minimum[0] = over_four(minimum[0]);
+        minimum[1] = over_four(minimum[1]);
+        return (d * f16_at(mine + 80)) * i - (d * f16_at(mine + 82)) * (float)(t & 1 ? minimum[1] : minimum[0]);
+    } else {
+        return i * (f16_at(mine) * d);
+    }
+}
