@@ -55,7 +55,8 @@ def loaded_product(op: str, a, weights: Weights, out) -> None:
     rows_map = current().tensor_map(current().pointer(a), 2 * depth, rows, 2 * depth, _HIGH // 2)
     args = [
         rows_map, rows, columns, depth, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
-        weights.factors, weights.bias, length_of(weights, columns, depth), int(vectors(columns, (out, columns))), stages,
+        weights.factors, weights.bias, length_of(weights, columns, depth), int(vectors(columns, (out, columns))),
+        stages,
     ]  # fmt: skip
     name = f"{weights.kernel}_{NAMES[kind(a)]}_loaded_{_HIGH}_by_{groups * COLUMNS}"
     start(op, "marlin_matmul", name, _CLUSTER * pairs, (128 + 128 * groups, 1), args, fixed + stages * stage)
