@@ -1,7 +1,7 @@
-// Products of 16-bit activations with Marlin's weights of 4 bits on Hopper, for more rows than a few: the numbers of
-// w4a16.cuh, added up in its order. Groups of four warps have 64 columns each, a warp the 16 of one tile: it unpacks
-// them into registers as left operands, while the products of the 64 k before are under way. The copy engine brings rows
-// of `a`, half of them for both blocks of a cluster, beside words, scales and zero points.
+// Products of 16-bit activations with Marlin's weights of 4 and 8 bits on Hopper, for more rows than marlin_stream.cuh
+// takes, added up in its order. Groups of four warps have 64 columns each, a warp the 16 of one tile: it unpacks them into
+// registers as left operands, while the products of the 16 k before are under way. The copy engine brings rows of `a`,
+// half of them for both blocks of a cluster, beside words, scales and zero points.
 #pragma once
 #include "marlin_stream.cuh"
 
