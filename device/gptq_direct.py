@@ -1,4 +1,4 @@
-"""Products with GPTQ's words of 4 bits on a GPU: of very few rows by cuda/gptq_direct.cuh, else as other packed words."""
+"""Products with GPTQ's words of 4 bits on a GPU: very few rows by cuda/gptq_direct.cuh, others as any packed words."""
 
 from __future__ import annotations
 
