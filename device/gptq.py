@@ -5,16 +5,13 @@ from __future__ import annotations
 from vtlab.ops import providers
 
 from .codes import DOWN, SHUFFLED, settled
+from .gptq_direct import packed_product
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, kind, results, start, vectors
-from .packed_loaded import loaded_product, loads
-from .runtime import current
 from .scratch import scratch
-from .w4a16 import CHUNK, NAMES, Weights, aligned, chains_of, fits, plain_product, product
+from .w4a16 import Weights, aligned, fits, plain_product
 
 _FAMILY = "gptq"
-_DIRECT_ROWS, _DIRECT_COLUMNS, _DIRECT_ROOM = 4, 32, 110 << 10
-"""Rows at most and columns of a block of cuda/gptq_direct.cuh, and bytes of shared memory of which two blocks fit."""
 judged_by_norm("gptq_gemm")
 
 
@@ -44,23 +41,6 @@ def gptq_dequantize(qweight, scales, qzeros=None, g_idx=None, *, bits=4, use_v2_
     return target
 
 
-def _direct_product(op: str, a, weights: Weights, out) -> bool:
-    """out = a by the weights, whose words go straight into registers; False for calls that do not suit it."""
-    (rows, depth), columns = a.shape, out.shape[1]
-    length, chains = chains_of(depth)
-    shared = max(rows * chains * (2 * CHUNK * length + 16), chains * _DIRECT_ROWS * _DIRECT_COLUMNS * 4)
-    wide = columns * (depth // weights.group) >= 2**31
-    if rows > _DIRECT_ROWS or weights.group % CHUNK or wide or shared > min(_DIRECT_ROOM, current().shared_memory()):
-        return False
-    args = [
-        rows, columns, depth, a, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
-        length, chains,
-    ]  # fmt: skip
-    name = f"{weights.kernel}_{NAMES[kind(a)]}_direct"
-    start(op, _FAMILY, name, columns // _DIRECT_COLUMNS, (32 * chains, 1), args, shared)
-    return True
-
-
 @providers.provider("gptq_gemm", "cuda", PROVIDER)
 def gptq_gemm(
     a, b_q_weight, b_gptq_qzeros, b_gptq_scales, b_g_idx=None, *, use_exllama=False, use_v2_format=False, bits=4,
@@ -82,8 +62,7 @@ def gptq_gemm(
     if bits == 4 and groups is None and fits(columns, depth, group):
         beside = (settled(array) for array in (b_q_weight, b_gptq_scales, b_gptq_qzeros))
         weights = Weights("exllama4" if use_exllama else "gptq4", 4, *beside, group, offset)
-        if not _direct_product(op, x, weights, target):
-            (loaded_product if loads(x, weights) else product)(op, _FAMILY, x, weights, target)
+        packed_product(op, _FAMILY, x, weights, target)
         return target
     values = scratch.array("w4a16 weights", (depth, columns), a.dtype)
     layout = SHUFFLED if use_exllama else DOWN

@@ -1,10 +1,8 @@
 // GPTQ's weights: what they stand for, and products with them: w4a16.cuh, whose ladder this is.
 #include "codes.cuh"
-#include "gptq_direct.cuh"
 #include "moves.cuh"
 #include "plain_product.cuh"
 #include "w4a16.cuh"
-#include "w4a16_loaded.cuh"
 
 // w[k, n] = (q - zero) * scale, rounded to the scales' dtype: eight columns a thread, or one. Words in layout `from`; rows
 // have the groups that `groups` names, or neighbours do; a group out of range is the first one. zero: `bias` without zeros.
@@ -84,6 +82,10 @@ DEQUANTISE_WORDS(gptq_values_shuffled, 8, SHUFFLED)
 DEQUANTISE(gptq_values_v8, 8)
 DEQUANTISE(gptq_values_v1, 1)
 PLAIN_KERNELS(gptq_plain)
+
+#include "gptq_direct.cuh"
+#include "w4a16_loaded.cuh"
+
 W4A16_KERNELS(gptq4_bf16, BF16, SequenceWords)
 W4A16_KERNELS(gptq4_f16, F16, SequenceWords)
 W4A16_KERNELS(exllama4_bf16, BF16, ShuffledWords)
