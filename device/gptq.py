@@ -8,6 +8,7 @@ from .codes import DOWN, SHUFFLED, settled
 from .gptq_direct import packed_product
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, kind, results, start, vectors
+from .runtime import current
 from .scratch import scratch
 from .w4a16 import Weights, aligned, fits, plain_product
 
