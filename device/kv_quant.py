@@ -38,7 +38,7 @@ def _in_sixteens(sides, tokens: int, room: int) -> bool:
     width = key.shape[2]
     return (
         key.shape == value.shape and width > 0 and width % _SIXTEEN == 0 and key.shape[1] > 0
-        and max(2 * key.size // _SIXTEEN, room) < 2**31
+        and max(2 * tokens * key.shape[1] * width // _SIXTEEN, room) < 2**31
         and all(kind_of(x) == KINDS["bfloat16"] and aligned(x, width) for x, _, _ in sides)
         and all(unit_of((cache,), cache.strides[:3]) == 16 for _, cache, _ in sides)
     )  # fmt: skip
@@ -47,7 +47,8 @@ def _in_sixteens(sides, tokens: int, room: int) -> bool:
 def _write_sixteens(op: str, sides, slots, size: int, room: int, codes: int) -> None:
     """Launch write_sixteen_* over keys and, behind them, values."""
     _, count, width = sides[0][0].shape
-    number, per_token = sides[0][0].size // _SIXTEEN, count * width // _SIXTEEN
+    per_token = count * width // _SIXTEEN
+    number = len(slots) * per_token  # of the tokens that have a slot
     half = -(-number // _SIXTEEN_BLOCK)
     args = [
         number, half, *heads(sides[0][0]), *heads(sides[1][0]), *side(sides[0][1]), *side(sides[1][1]),

@@ -45,8 +45,9 @@ def reshape_and_cache_nvfp4(key, value, key_cache, value_cache, slot_mapping, k_
         k_scale, v_scale, max(1, widths[1] // 64), kind(key), slot_mapping, size, room,
     ]  # fmt: skip
     brain = kind(key) == KINDS["bfloat16"] and all(aligned(x, x.shape[2]) for x in (key, value))
-    if brain and key.shape == value.shape and 2 * key.size // _BLOCK < 2**31 and room < 2**31:
-        number, per_head = key.size // _BLOCK, widths[0] // _BLOCK
+    per_head = widths[0] // _BLOCK
+    number = rows * per_head  # of the tokens that have a slot
+    if brain and key.shape == value.shape and 2 * number < 2**31 and room < 2**31:
         half = -(-number // _SIXTEEN_BLOCK)
         args = [
             number, half, *heads(key), *heads(value), *_side(key_cache), *_side(value_cache), k_scale, v_scale,

@@ -91,10 +91,10 @@ template <int V> VT_FN void brain_silu(float (&x)[V]) {
 // The results of V sums: `kind` is what they are stored as.
 template <int HOW, int V> VT_FN void activate(float (&y)[V], const float (&total)[V], int flags, int kind) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-        const float sum = HOW == EITHER && (flags & SUM) ? through(total[v], kind) : total[v];
-        y[v] = flags & ACTIVATED ? vt_silu(sum) : sum;
-    }
+    for (int v = 0; v < V; ++v) y[v] = HOW == EITHER && (flags & SUM) ? through(total[v], kind) : total[v];
+    if (!(flags & ACTIVATED)) return;
+#pragma unroll
+    for (int v = 0; v < V; ++v) y[v] = vt_silu(y[v]);
 }
 
 // Slots of [C, taps]; a negative slot is null, and so is one that does not exist, which a capture cannot refuse.
