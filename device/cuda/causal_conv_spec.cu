@@ -12,7 +12,7 @@
         i64 held, i64 count, const int *accepted, i64 flags, void *out
 
 // A slot holds `held` = taps + count - 1 inputs. What was accepted of the step before says where the history begins.
-extern "C" __global__ void __launch_bounds__(256) conv_rows_v1(ROWS_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(256, 1) conv_rows_v1(ROWS_PARAMETERS) {
     const Place at = place<1>(rows, width, chunks);
     if (!at.inside) return;
     const Taps cache{state, state_idx, slots, width, held, (int)state_kind};

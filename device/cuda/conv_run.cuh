@@ -101,7 +101,7 @@ template <bool GATED, int HOW> struct Conv {
 
 // Runs of tokens by groups of channels; `blocks` of threads lie across a run's groups.
 #define CONV_KERNEL(NAME, GATED, HOW)                                                                             \
-    extern "C" __global__ void __launch_bounds__(RUN_THREADS) NAME(CONV_PARAMETERS) {                             \
+    extern "C" __global__ void __launch_bounds__(RUN_THREADS, 1) NAME(CONV_PARAMETERS) {                             \
         const unsigned blocks = (unsigned)((width + RUN_THREADS - 1) / RUN_THREADS), at = blockIdx.x / blocks;    \
         const int channel = (int)((blockIdx.x - at * blocks) * RUN_THREADS + threadIdx.x);                        \
         const int length = (int)run, begin = (int)at * length, all = (int)tokens;                                 \
