@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_DRAFTS = "six words a thread, once a token of a draft, by a compiler that keeps 40 registers; other targets lose none"
+_RESIDENT = "two words a thread, so that as many blocks are resident as hide the memory's time; other targets lose none"
+_WIDE = "a word a thread of blocks of 1024, which have 64 registers each; other targets lose none"
 
 DECLARED: Mapping[tuple[str, str], tuple[int, str]] = {
-    ("sm_120a", "conv_rows_v1"): (48, _DRAFTS),
-    ("sm_121a", "conv_rows_v1"): (48, _DRAFTS),
-}
+    **{(target, f"transform_{kind}_10"): (16, _RESIDENT)
+       for target in ("sm_100a", "sm_103a") for kind in ("bf16", "f16")},
+    ("sm_86", "fused_add_rms_norm_quant_per_group_bbb_few4"): (8, _WIDE),
+}  # fmt: skip
 """(target, kernel) -> (bytes stored and loaded at most, the reason)."""
 
 
