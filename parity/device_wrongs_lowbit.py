@@ -100,7 +100,6 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "a part is not rounded": ("rounding == BY_PARTS ? through(sum[r], KIND)", "rounding == BY_PARTS ? sum[r]"),
         "scales of places": ("return 8 * g + place(p, order);", "return 8 * g + p;"),
         "rows meet": ("(k ^ (k >> 2 & 1)) * 32", "(k ^ (k >> 3 & 1)) * 16"),
-        "a column twice": ("raw[s][2 * half + 1] = both >> 4;", "raw[s][2 * half + 1] = both;"),
     },
     "marlin_matmul": {
         "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),

@@ -1,5 +1,6 @@
 // Experts' products with weights in Marlin's layouts, of 4 and 8 bits: moe_packed.cuh, operands as w4a16.cuh has them.
-#include "moe_marlin_loaded.cuh"
+#include "moe_packed.cuh"
+#include "w4a16.cuh"
 
 template <int KIND_, int BITS> struct Marlin {
     static constexpr int KIND = KIND_, ACROSS = 64, DEEP = 64, STEPS = 4, EACH = 1, HALVES = BITS / 4;
@@ -101,10 +102,3 @@ MOE_MARLIN(moe_marlin_8_bf16_16, BF16, 8, 2)
 MOE_MARLIN(moe_marlin_8_bf16_32, BF16, 8, 4)
 MOE_MARLIN(moe_marlin_8_f16_16, F16, 8, 2)
 MOE_MARLIN(moe_marlin_8_f16_32, F16, 8, 4)
-
-#if VT_TILES
-MOE_MARLIN_LOADED(moe_marlin_4_bf16_loaded_64_2_1_1, BF16, 64, 2, 1)
-MOE_MARLIN_LOADED(moe_marlin_4_bf16_loaded_128_2_1_1, BF16, 128, 2, 1)
-MOE_MARLIN_LOADED(moe_marlin_4_f16_loaded_64_2_1_1, F16, 64, 2, 1)
-MOE_MARLIN_LOADED(moe_marlin_4_f16_loaded_128_2_1_1, F16, 128, 2, 1)
-#endif
