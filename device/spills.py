@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _RESIDENT = "two words a thread, so that as many blocks are resident as hide the memory's time; other targets lose none"
-_WIDE = "a word a thread of blocks of 1024, which have 64 registers each; other targets lose none"
 
 DECLARED: Mapping[tuple[str, str], tuple[int, str]] = {
-    **{(target, f"transform_{kind}_10"): (16, _RESIDENT)
-       for target in ("sm_100a", "sm_103a") for kind in ("bf16", "f16")},
-    ("sm_86", "fused_add_rms_norm_quant_per_group_bbb_few4"): (8, _WIDE),
-}  # fmt: skip
+    (target, f"transform_{kind}_10"): (16, _RESIDENT) for target in ("sm_100a", "sm_103a") for kind in ("bf16", "f16")
+}
 """(target, kernel) -> (bytes stored and loaded at most, the reason)."""
 
 
