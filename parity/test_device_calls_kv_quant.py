@@ -12,8 +12,9 @@ from vtlab.ops.errors import ContractError
 from vtlab.ops.kv_formats import views_of_heads
 
 from .compare import assert_bytes
+from .device_cases import cases, device_ops
 from .device_doors import assert_refused, past_the_door
-from .device_run import Emulated
+from .device_run import Emulated, assert_equal, mirror_of
 from .emulation import compiler
 from .scalar import draw
 from .test_device_calls_kv import ALLOCATED, paged
@@ -308,6 +309,24 @@ def test_offsets_are_64_bits_wide(op, module, width):
     getattr(oracle, op)(**expected)
     assert_bytes(far[8 << 29 : (8 << 29) + size], expected["key_cache"][8].reshape(-1))
     assert not given["key_cache"][:8].any()
+
+
+def _by_slots(case) -> bool:
+    return not case.special and len(case.arguments().get("slot_mapping", ())) > 1
+
+
+@pytest.mark.parametrize("case", [case for case in cases(device_ops()) if _by_slots(case)], ids=str)
+def test_slots_behind_the_last_are_not_read(device, case):
+    """Slots are the head of a longer buffer, as a captured step has them: rows that have none have one behind them."""
+    given = case.arguments()
+    every = np.resize(given["slot_mapping"], 64 + len(given["slot_mapping"]))
+    given["slot_mapping"] = given["slot_mapping"][:-1]
+    _, updated = mirror_of(case.op, given, device.place)
+    sent = {name: device.send(value) for name, value in given.items()}
+    sent["slot_mapping"] = device.send(every)[: len(given["slot_mapping"])]
+    device.call(case.op, dict(sent))
+    for name, want in updated.items():
+        assert_equal(case.op, device.fetch(sent[name]), want, f"{case}, {name}")
 
 
 def test_scales_at_odd_addresses_are_refused(device):
