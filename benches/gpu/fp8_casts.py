@@ -54,8 +54,8 @@ def fp4(T: int, K: int = WIDTH) -> Bench:
         options = {"group_size": _SMALL, "ue8m0": "bits"}
         return (cupy_normal(T, K),), options, (cupy_empty(T, K // 2, dtype=U8), cupy_empty(T, K // _SMALL, dtype=F32))
 
-    # No peer: DeepGEMM's Python copies a table from the host in each call, which a graph cannot capture, and the attempt
-    # leaves torch unfit for the captures that follow.
+    # No peer: DeepGEMM's Python copies a table from the host in each call, which a graph cannot capture, and the
+    # attempt leaves torch unfit for the captures that follow.
     size = 2 * T * K + T * K // 2 + 4 * T * K // _SMALL
     return Bench("fp8_casts", f"tokens fp4 {T}x{K}", ours("per_token_cast_to_fp4", make), {}, size, 12 * T * K)
 
