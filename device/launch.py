@@ -106,6 +106,11 @@ def vectors(width: int, *arrays_and_strides: tuple[object, int]) -> bool:
     return True
 
 
+def on_hopper() -> bool:
+    """Whether the device has Hopper's own instructions: tensor cores by the warp group, the copy engine."""
+    return current().capability() == (9, 0)
+
+
 def start(
     op: str, family: str, kernel: str, grid: int, block: tuple[int, int], args: Sequence, shared: int = 0
 ) -> None:

@@ -8,7 +8,7 @@ from vtlab.ops.lowbit import QUANT_TYPES
 from . import marlin_stream
 from .codes import settled
 from .judged import judged_by_norm
-from .launch import PROVIDER, kind, results, start, vectors
+from .launch import PROVIDER, kind, on_hopper, results, start, vectors
 from .runtime import current
 from .w4a16 import CHUNK, COLUMNS, FEW, NAMES, Weights, aligned, chains_of, fits, product
 
@@ -22,7 +22,7 @@ _BUSY = 67
 def loads(weights: Weights) -> bool:
     """Whether the copy engine brings the tiles: on Hopper, groups of whole chunks."""
     whole = weights.scales is None or weights.group % CHUNK == 0
-    return marlin_stream.on_hopper() and whole
+    return on_hopper() and whole
 
 
 def length_of(weights: Weights, columns: int, depth: int) -> int:

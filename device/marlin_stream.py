@@ -10,11 +10,10 @@ from typing import NamedTuple
 from .launch import MULTIPROCESSORS, start
 from .runtime import current
 from .scratch import scratch
+from .w4a16 import CHUNK, COLUMNS
 
 ROWS, FEW = 64, 16
 """Rows of `a` at most, and up to which warps multiply alone."""
-CHUNK, COLUMNS = 64, 64
-"""k of a stage, and columns of a tile of words."""
 SHARED = 227 << 10
 """Bytes of shared memory that the copy engine's stages may take."""
 PARTS = 8
@@ -36,11 +35,6 @@ class Streamed(NamedTuple):
     zero: int = 0
     factors: object = None
     bias: object = None
-
-
-def on_hopper() -> bool:
-    """Whether the device has the instructions."""
-    return current().capability() == (9, 0)
 
 
 def runs(columns: int, depth: int) -> bool:

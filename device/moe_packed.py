@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .launch import KINDS, kind, start, vectors
+from .launch import kind, on_hopper, start, vectors
 from .moe import by_expert, check_experts
 from .packed_loaded import Form
-from .runtime import current
-from .w4a16 import COLUMNS
+from .w4a16 import COLUMNS, NAMES
 
-NAMES = {KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
 _HEIGHTS = (16, 32)
 """Pairs of the kernels' tiles; the taller ones serve where an expert has more pairs than the lower ones hold."""
 _THREADS = 128
@@ -28,7 +26,7 @@ LOADED = (Loaded(48, Form(64, 2, 1, 1)), Loaded(96, Form(128, 2, 1, 1)))
 
 def loads(pairs: int, experts: int) -> bool:
     """Whether there are pairs enough for Hopper's tensor cores by the warp group."""
-    return current().capability() == (9, 0) and pairs >= LOADED[0].least * experts
+    return on_hopper() and pairs >= LOADED[0].least * experts
 
 
 def loaded_product(
@@ -49,16 +47,10 @@ def loaded_product(
 
     own : bytes that 64 columns have of a stage.
     """
-    if waits:
-        check_experts(op, ids, experts)
-    pairs = ids.size
-    form = next(form for least, form in reversed(LOADED) if pairs >= least * experts)
+    form = next(form for least, form in reversed(LOADED) if ids.size >= least * experts)
     stages, shared = form.shared(own)
-    order, tiles, count = by_expert(op, ids, experts, form.rows)
-    args = [
-        ids.shape[1] if len(x) != pairs else 1, experts, columns, x.shape[1], x, ids, factors, out, order, tiles, count,
-        *weights, int(vectors(columns, (out, columns))), stages,
-    ]  # fmt: skip
+    args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, form.rows)
+    args += [*weights, int(vectors(columns, (out, columns))), stages]
     grid = count * -(-columns // (form.groups * COLUMNS))
     start(op, family, f"{name}_{NAMES[kind(x)]}_{form.name}", grid, (form.threads, 1), args, shared + 4 * form.rows)
 
@@ -81,13 +73,16 @@ def product(
 
     weights : the kernel's own arguments.
     """
+    high = _HEIGHTS[ids.size > _HEIGHTS[0] * experts]
+    args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, high)
+    grid = count * -(-columns // across)
+    start(op, family, f"{name}_{NAMES[kind(x)]}_{high}", grid, (_THREADS, 1), [*args, *weights])
+
+
+def _arguments(op: str, x, ids, factors, out, columns: int, experts: int, waits: bool, high: int) -> tuple[list, int]:
+    """(what all kernels are given before their weights, the tiles of `high` pairs at most that there can be)."""
     if waits:
         check_experts(op, ids, experts)
-    pairs = ids.size
-    high = _HEIGHTS[pairs > _HEIGHTS[0] * experts]
     order, tiles, count = by_expert(op, ids, experts, high)
-    args = [
-        ids.shape[1] if len(x) != pairs else 1, experts, columns, x.shape[1], x, ids, factors, out, order, tiles, count,
-        *weights,
-    ]  # fmt: skip
-    start(op, family, f"{name}_{NAMES[kind(x)]}_{high}", count * -(-columns // across), (_THREADS, 1), args)
+    choices = ids.shape[1] if len(x) != ids.size else 1
+    return [choices, experts, columns, x.shape[1], x, ids, factors, out, order, tiles, count], count

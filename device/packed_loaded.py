@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .launch import MULTIPROCESSORS, kind, start, vectors
+from .launch import MULTIPROCESSORS, kind, on_hopper, start, vectors
 from .runtime import current
 from .w4a16 import CHUNK, COLUMNS, FEW, NAMES, Weights, chains_of
 
@@ -62,7 +62,7 @@ FORMS = {"few rows": Form(64, 1, 2, 2), "few tiles": Form(128, 1, 2, 2), "many t
 def loads(a, weights: Weights) -> bool:
     """Whether the copy engine brings rows: on Hopper, for more than a few, words of 4 bits, groups of whole chunks."""
     return (
-        current().capability() == (9, 0)
+        on_hopper()
         and a.shape[0] > FEW
         and weights.bits == 4
         and weights.scales is not None

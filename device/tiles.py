@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .launch import MULTIPROCESSORS, start
+from .launch import MULTIPROCESSORS, on_hopper, start
 from .runtime import current
 
 EXACT_SIDE = 64
@@ -62,7 +62,7 @@ def rows_of(array, stride: int) -> Rows:
 
 def on_tensor_cores(left: Rows, right: Rows) -> bool:
     """Whether the current device has Hopper's tensor cores and the operands suit them."""
-    return current().capability() == (9, 0) and left.vectors and right.vectors
+    return on_hopper() and left.vectors and right.vectors
 
 
 def start_exact(op: str, family: str, kernel: str, matrices: int, tokens: int, high: int, columns: int, args) -> None:

@@ -13,7 +13,7 @@ from vtlab.ops.dtypes import dtype
 
 from .codes import WORD, settled
 from .judged import judged_by_norm
-from .launch import MULTIPROCESSORS, PROVIDER, results, start, vectors
+from .launch import MULTIPROCESSORS, PROVIDER, on_hopper, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 
@@ -67,7 +67,7 @@ class _Loaded(NamedTuple):
         return -(-rows // self.rows) * (columns // (64 * self.across))
 
 
-_HOPPER, _MOST_EXPERTS = (9, 0), 512
+_MOST_EXPERTS = 512
 _LOADED = (
     _Loaded(8, 1, 4, 30, 0.21), _Loaded(16, 1, 4, 26, 0.21), _Loaded(32, 1, 4, 20, 0.22), _Loaded(64, 1, 4, 12, 0.35),
     _Loaded(128, 2, 1, 7, 0.6), _Loaded(176, 2, 1, 5, 0.69),
@@ -107,7 +107,7 @@ def _product(op: str, a, words, tables, channel, token, experts: int, offsets, s
     if current().capability() < _TENSOR_CORES:
         start(op, _FAMILY, "exact_w4a8", rows * (columns // 128), (128, 1), args)
         return
-    if current().capability() == _HOPPER and experts <= _MOST_EXPERTS:
+    if on_hopper() and experts <= _MOST_EXPERTS:
         _loaded(op, args, target)
         return
     average = -(-rows // experts) if experts else 0
