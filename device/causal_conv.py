@@ -17,7 +17,7 @@ _RUN, _BLOCKS = 8, 1056
 _CHANNELS = 4 * _THREADS
 _TURN, _LONGEST, _TILES = 6, {"conv": 30, "short_conv": 18}, 2640
 """A tile's tokens are turns, up to the stages of cuda/conv_tile.cuh; as many tiles as leave none of an H200 idle."""
-_ROOM, _PARTS = {"conv": 3, "short_conv": 0}, {"conv": 1, "short_conv": 3}
+_ROOM, _PARTS = {"conv": 1, "short_conv": 0}, {"conv": 1, "short_conv": 3}
 """Rows of a tile for what waits, and what a row has beside each other."""
 _FEW, _ACROSS, _MOST_DOWN, _ENOUGH = 8, 32, 2, 264
 """Rows that threads of two channels update; else threads along a row of a block, and the most rows it has: more where

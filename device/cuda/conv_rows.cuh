@@ -4,6 +4,7 @@
 // sent for beside the slot. The states of two channels are three words, so a step moves halves of words.
 #pragma once
 #include "conv.cuh"
+#include "conv_silu.cuh"
 #include "rows.cuh"
 
 #define ROWS_PARAMETERS                                                                                           \
