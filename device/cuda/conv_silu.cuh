@@ -1,7 +1,7 @@
 // SiLU of sums that are stored as bfloat16: fast functions, and MIRROR's polynomial where these might decide otherwise.
 //
 // Two neighbours share a reciprocal, 1 / a = b / (a b), for the unit of such functions takes as long as all the rest.
-// In units of 2^-24 relative to the result, where a product of two 1 + e^-x is below SILU_ROOM, so that x log2(e) > -16:
+// In units of 2^-24 relative to the result, where a product of two 1 + e^-x is below 65536, so that x log2(e) > -16:
 // the exponent's rounding makes 5.6, that of log2(e) 2.5, ex2 4, the sum with 1 1, the product of two sums 1, rcp 2, the
 // last two products 2, MIRROR's own 2: 20.1 in all, of which an ulp is at least one. A large positive x is its own SiLU to
 // either; what is not a number makes the product none, and no bound holds for its neighbour.
@@ -9,7 +9,7 @@
 #include "fast.cuh"
 
 #define SILU_NEAR 21
-#define SILU_ROOM 65536.0f
+#define SILU_ROOM_BITS 0x47800000u  // 65536; what is not a number has larger ones
 
 // A result lies near the middle of two bfloat16 where its lower half is within SILU_NEAR of 0x8000. Halves are looked at
 // by pairs, as far as they are above the end of that.
@@ -32,21 +32,27 @@ VT_FN bool near_middle(unsigned nearest) {
     return ((nearest - 0x10001u * (2 * SILU_NEAR + 1)) & ~nearest & 0x80008000u) != 0;
 }
 
-// y = SiLU(x) by fast functions; the answer: whether some of it may have to be looked at again.
-template <int V> VT_FN bool quick_silu(float (&y)[V], const float (&x)[V]) {
+// What of several sums decides whether fast functions were enough: the halves nearest to a middle, the largest product.
+struct Doubt {
+    unsigned nearest = 0xffffffffu, largest = 0;
+
+    VT_MEMBER bool beyond() const { return largest >= SILU_ROOM_BITS; }
+    VT_MEMBER bool any() const { return beyond() || near_middle(nearest); }
+};
+
+// y = SiLU(x) by fast functions.
+template <int V> VT_FN void quick_silu(float (&y)[V], const float (&x)[V], Doubt& doubt) {
     static_assert(V % 2 == 0, "in pairs");
-    unsigned nearest = 0xffffffffu;
-    bool beyond = false;
 #pragma unroll
     for (int v = 0; v < V; v += 2) {
-        const float a = 1.0f + fast_exp2(x[v] * -1.442695f), b = 1.0f + fast_exp2(x[v + 1] * -1.442695f);
-        const float both = a * b, inverse = fast_reciprocal(both);
-        y[v] = x[v] * (inverse * b);
-        y[v + 1] = x[v + 1] * (inverse * a);
-        beyond = beyond || !(both < SILU_ROOM);
-        nearer(nearest, y[v], y[v + 1]);
+        const float first = 1.0f + fast_exp2(x[v] * -1.442695f), e = fast_exp2(x[v + 1] * -1.442695f);
+        const float both = vt_fma(first, e, first), inverse = fast_reciprocal(both);
+        y[v] = x[v] * vt_fma(inverse, e, inverse);
+        y[v + 1] = x[v + 1] * (inverse * first);
+        const unsigned bits = (unsigned)vt_bits(both);
+        doubt.largest = bits > doubt.largest ? bits : doubt.largest;
+        nearer(doubt.nearest, y[v], y[v + 1]);
     }
-    return beyond || near_middle(nearest);
 }
 
 // MIRROR's SiLU step by step, but for its reciprocal, which is that of a number from 1 to 2 and needs no other way.
@@ -69,7 +75,9 @@ VT_FN bool undecided(float y, float x, float beside) {
 
 template <int V> VT_FN void brain_silu(float (&x)[V]) {
     float y[V];
-    if (quick_silu(y, x)) {
+    Doubt doubt;
+    quick_silu(y, x, doubt);
+    if (doubt.any()) {
         unsigned left = 0;
 #pragma unroll
         for (int v = 0; v < V; ++v)

@@ -5,8 +5,8 @@
 // thread walks along the tokens of V channels, the last K - 1 inputs in registers. Many small tiles of a multiprocessor
 // are at different places of this, so that memory never rests.
 //
-// The walk has no branch on results. A thread notes the tokens of which the fast functions left some undecided; once all
-// are stored, the warp shares these out among its lanes and computes them again from the rows, which are still there.
+// The walk has no branch on results. A thread notes the pairs of tokens of which the fast functions left some undecided; once
+// all are stored, the warp shares these out among its lanes and computes them again from the rows, which are still there.
 #pragma once
 #include "conv_run.cuh"
 #include "conv_silu.cuh"
@@ -25,6 +25,10 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
     static constexpr int RING = K - 1, WIDE = 32 * V, PITCH = WIDE * 2 * (GATED ? 3 : 1);
     // Tokens of a stage, and of a turn of the window.
     static constexpr int TURN = TILE_TURN / RING * RING, STAGES = GATED ? TILE_GATED_STAGES : TILE_STAGES;
+    // Tokens of which only their first is noted, and how a turn of them is.
+    static constexpr int PAIR = 2;
+    static constexpr unsigned EVERY_PAIR = 0x55555555u & ((1u << TURN) - 1);
+    static_assert(TURN % PAIR == 0, "whole pairs");
     // A row before the others, for what lanes tell each other.
     static constexpr int ROOM = GATED ? 0 : 1;
     using Tap = Line<V, K, HOW>;
@@ -38,7 +42,7 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
     int ready;  // tokens before it have arrived
     int base;  // the warp's first channel
     bool inside;  // the others help to move rows
-    u64 later;  // undecided tokens, from `begin` on
+    u64 later;  // undecided pairs of tokens, from `begin` on
     typename Tap::Filter filter;
     float offset[V];
 
@@ -47,28 +51,31 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
     VT_MEMBER unsigned char* row(int token) const { return tile + (token - begin + RING + ROOM) * PITCH; }
 
     // Everything, the rows of a stage closed as a group. A row's vectors of 16 bytes lie in fewer than 32 lanes; the
-    // first stage has as many rows more as the first tokens see, or one more than these.
+    // first stage brings the rows that the first tokens see as well, and one that nobody needs where these are odd.
     VT_MEMBER void send() const {
-        constexpr int ACROSS = WIDE / 8, DOWN = 32 / ACROSS, FIRST = (RING + TURN + DOWN - 1) / DOWN * DOWN;
-        static_assert(TURN % DOWN == 0, "whole steps");
-        const int own = lane() % ACROSS, column = base + 8 * own;
+        constexpr int ACROSS = WIDE / 8, DOWN = 32 / ACROSS, AHEAD = (RING + DOWN - 1) / DOWN * DOWN;
+        static_assert(TURN % DOWN == 0 && AHEAD <= RING + ROOM, "whole steps, in the tile");
+        const int own = lane() % ACROSS, column = base + 8 * own, first = begin - AHEAD;
         const unsigned last = column < width ? end : 0;
-        int token = begin - RING + lane() / ACROSS;
+        const bool whole = first >= 0 && base + WIDE <= width;
+        int token = first + lane() / ACROSS;
         const char* from = (const char*)x + (token * x_row + column) * 2;
         unsigned char* const at = row(token) + 16 * own;
         const i64 step = x_row * (2 * DOWN);
+        auto send_row = [&](int i) {
+#pragma unroll
+            for (int part = 0; part < PITCH; part += WIDE * 2) copy_async(at + i * PITCH + part, from + part / WIDE * width);
+        };
 #pragma unroll
         for (int stage = 0; stage < STAGES; ++stage) {
-            if (stage == 0 || begin + stage * TURN < end) {
+            const int low = stage == 0 ? 0 : AHEAD + stage * TURN, high = AHEAD + (stage + 1) * TURN;
+            if (whole && first + high <= end) {
 #pragma unroll
-                for (int i = stage == 0 ? 0 : FIRST + (stage - 1) * TURN; i < FIRST + stage * TURN; i += DOWN) {
-                    if ((unsigned)(token + i) < last) {
-#pragma unroll
-                        for (int part = 0; part < PITCH; part += WIDE * 2)
-                            copy_async(at + i * PITCH + part, from + part / WIDE * width);
-                    }
-                    from += step;
-                }
+                for (int i = low; i < high; i += DOWN, from += step) send_row(i);
+            } else {
+#pragma unroll 1
+                for (int i = low; first + i < end && i < high; i += DOWN, from += step)
+                    if ((unsigned)(token + i) < last) send_row(i);
             }
             copies_close();
         }
@@ -176,26 +183,19 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
         if (inside) store_fours(taps.state, taps.at(slot, channel), held, taps.kind);
     }
 
-    // A token, the i-th of its turn, of V channels; the answer: whether it is left undecided.
-    template <bool ACT> VT_MEMBER bool one(Tap (&window)[RING], int i, const unsigned char* at, char* result) const {
-        float total[V];
-        bool left = false;
+    // The i-th token of a turn, of V channels.
+    VT_MEMBER void sum(float (&total)[V], Tap (&window)[RING], int i, const unsigned char* at) const {
 #pragma unroll
         for (int v = 0; v < V; ++v) total[v] = offset[v];
 #pragma unroll
         for (int j = 0; j < RING; ++j) window[(i + j) % RING].add(total, filter, j);
         window[i % RING].take(input(at));
         window[i % RING].add(total, filter, RING);
-        if constexpr (ACT) {
-            float y[V];
-            left = quick_silu(y, total);
-#pragma unroll
-            for (int v = 0; v < V; ++v) total[v] = y[v];
-        }
-        Words<V> raw = narrow_words(total);
+    }
+    VT_MEMBER void put(char* result, const float (&y)[V], const unsigned char* at) const {
+        Words<V> raw = narrow_words(y);
         if constexpr (GATED) raw = gated(part<1>(at), raw);
         if (inside) *(Words<V>*)result = raw;
-        return left;
     }
     // `left` tokens from `now` on. The window turns: the i-th token has its tap j in place i + j, and itself takes the
     // oldest one's place.
@@ -205,20 +205,35 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
         const i64 step = width * 2;
         for (; left >= TURN; left -= TURN) {
             unsigned marks = 0;
+            Doubt doubt;
             arrive(now + TURN);
 #pragma unroll
             for (int i = 0; i < TURN; ++i) {
-                if (one<ACT>(window, i, at + i * PITCH, result)) marks |= 1u << i;
+                float total[V], y[V];
+                sum(total, window, i, at + i * PITCH);
+                if constexpr (ACT) {
+                    quick_silu(y, total, doubt);
+                    if (i % PAIR == PAIR - 1) {
+                        if (near_middle(doubt.nearest)) marks |= 1u << (i - PAIR + 1);
+                        doubt.nearest = 0xffffffffu;
+                    }
+                    put(result, y, at + i * PITCH);
+                } else {
+                    put(result, total, at + i * PITCH);
+                }
                 result += step;
             }
-            if constexpr (ACT) later |= (u64)marks << (now - begin);
+            if constexpr (ACT) later |= (u64)(doubt.beyond() ? EVERY_PAIR : marks) << (now - begin);
             now += TURN;
             at += TURN * PITCH;
         }
 #pragma unroll 1
         for (; left > 0; --left) {
+            float total[V];
             arrive(now + 1);
-            if (one<ACT>(window, 0, at, result)) later |= (u64)1 << (now - begin);
+            sum(total, window, 0, at);
+            if constexpr (ACT) brain_silu(total);
+            put(result, total, at);
             const Tap newest = window[0];
 #pragma unroll
             for (int j = 0; j + 1 < RING; ++j) window[j] = window[j + 1];
@@ -229,8 +244,9 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
         }
     }
 
-    // The undecided tokens again, the next one of every lane that has some: V lanes compute the V channels of one.
+    // The undecided pairs again, the next one of every lane that has some: PAIR * V lanes compute one's results.
     VT_MEMBER void settle() {
+        constexpr int LANES = PAIR * V;
         unsigned* const list = (unsigned*)tile;
         if (!inside) later = 0;
         for (unsigned lanes; (lanes = lanes_where(later != 0)) != 0;) {
@@ -240,9 +256,9 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
                 later &= later - 1;
             }
             warp_meets();
-            for (int i = lane() / V; i < bits_of(lanes); i += 32 / V) {
-                const int place = (int)(list[i] & 31u) * V + lane() % V, token = begin + (int)(list[i] >> 5);
-                const int mine = base + place;
+            for (int i = lane() / LANES; i < bits_of(lanes); i += 32 / LANES) {
+                const int place = (int)(list[i] & 31u) * V + lane() % V, mine = base + place;
+                const int token = begin + (int)(list[i] >> 5) + lane() % LANES / V;
                 float total = bias == nullptr ? 0.0f : load_one(bias, mine, bias_kind);
 #pragma unroll
                 for (int j = 0; j < K; ++j) {

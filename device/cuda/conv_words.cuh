@@ -56,20 +56,30 @@ template <int V> VT_FN Words<V> narrow_words(const float (&x)[V]) {
 
 // N elements of any storage dtype, four at a time.
 template <int N> VT_FN void load_fours(float (&x)[N], const void* base, i64 at, int kind) {
+    if (kind == BF16) {
+        Words<4> raw[N / 4];
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) raw[i] = ((const Words<4>*)((const unsigned short*)base + at))[i];
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            x[i] = vt_float((int)(raw[i / 4].w[i / 2 % 2] << 16));
+            x[i + 1] = vt_float((int)(raw[i / 4].w[i / 2 % 2] & 0xffff0000u));
+        }
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
         if (kind == F32) {
             const uint4 raw = *(const uint4*)((const float*)base + at + i);
             x[i] = vt_float((int)raw.x), x[i + 1] = vt_float((int)raw.y);
             x[i + 2] = vt_float((int)raw.z), x[i + 3] = vt_float((int)raw.w);
-            continue;
-        }
-        const uint2 raw = *(const uint2*)((const unsigned short*)base + at + i);
-        const unsigned w[2] = {raw.x, raw.y};
+        } else {
+            const Words<4> raw = *(const Words<4>*)((const unsigned short*)base + at + i);
 #pragma unroll
-        for (int p = 0; p < 2; ++p) {
-            x[i + 2 * p] = kind == BF16 ? vt_float((int)(w[p] << 16)) : widen_f16(w[p] & 0xffffu);
-            x[i + 2 * p + 1] = kind == BF16 ? vt_float((int)(w[p] & 0xffff0000u)) : widen_f16(w[p] >> 16);
+            for (int p = 0; p < 2; ++p) {
+                x[i + 2 * p] = widen_f16(raw.w[p] & 0xffffu);
+                x[i + 2 * p + 1] = widen_f16(raw.w[p] >> 16);
+            }
         }
     }
 }
