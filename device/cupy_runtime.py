@@ -9,6 +9,7 @@ import numpy as np
 
 from vtlab.ops.capabilities import Capabilities, Device
 
+from . import early
 from .aot import store
 from .caps import device_caps
 from .errors import DeviceError
@@ -150,6 +151,10 @@ class CupyRuntime:
         if shared > _SHARED:
             self._opt_in(function, kernel, shared)
         self._last.append(kernel)
+        if kernel.endswith(early.EARLY) and early.starter() and self.capability() >= (9, 0):
+            if error := early.start(function.ptr, grid, block, shared, self.stream(), args):
+                raise DeviceError(f"{kernel}: cuLaunchKernelEx fails with error {error}")
+            return
         function((grid,), (*block, 1), args, shared_mem=shared)
 
 

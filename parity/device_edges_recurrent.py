@@ -94,6 +94,7 @@ EDGES: dict[str, list[dict]] = {
         *(_conv(256, 256, 4, (1,) * 256, x=_CODES, weight=np.float32([[9, 9, 9, last]]).repeat(256, 0),
                 conv_state="bfloat16", has_initial_state=np.zeros(256, np.int8)) for last in (1.0, 0.7109375)),
         _conv(2100, 8, 4, (2100,), x="bfloat16", conv_state="float32", weight="float32"), _conv(0, 8, 4, (0, 0)),
+        _conv(15900, 8, 4, (13, 15860, 27), x="bfloat16", conv_state="bfloat16"),  # tiles of two turns
     ],
     "causal_conv1d_update": [
         {"B": 3, "C": 24, "K": 4, "Km1": 3, "slots": 4, "x": "bfloat16", "conv_state": kind, "weight": weight,
