@@ -32,6 +32,11 @@ def flags_of(x, weight, silu, rounding) -> int:
     return _PRODUCTS * products | _SUM * (rounding == "vllm_native") | _ACTIVATED * bool(silu)
 
 
+def _split(chunks: int) -> int:
+    """How kernels are told what they divide their blocks' numbers by."""
+    return chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
+
+
 def _along(op, name, x, stride, weight, bias, state, state_idx, starts, fresh, flags, target):
     """Sequences of tokens: by tiles where `_TAPS` and bfloat16 allow it."""
     tokens, (width, taps) = target.shape[0], weight.shape
@@ -48,12 +53,11 @@ def _along(op, name, x, stride, weight, bias, state, state_idx, starts, fresh, f
     else:
         across = -(-width // _THREADS)
         run = max(_RUN, -(-tokens // max(1, _BLOCKS // across)))
-    runs = -(-tokens // run)
     args = [
-        runs, run, x, stride, kind(x), weight, kind(weight), bias, bias_kind, state, kind(state), len(state), state_idx,
-        width, taps - 1, starts, len(starts) - 1, tokens, fresh, fresh.dtype.itemsize, flags, target,
+        _split(across), run, x, stride, kind(x), weight, kind(weight), bias, bias_kind, state, kind(state), len(state),
+        state_idx, width, taps - 1, starts, len(starts) - 1, tokens, fresh, fresh.dtype.itemsize, flags, target,
     ]  # fmt: skip
-    start(op, "causal_conv", form, runs * across, (_THREADS, 1), args, shared)
+    start(op, "causal_conv", form, -(-tokens // run) * across, (_THREADS, 1), args, shared)
 
 
 @providers.provider("causal_conv1d_fwd", "cuda", PROVIDER)
@@ -118,8 +122,7 @@ def _map(op, kernel, rows, width, each, down, args):
     if not rows or not width:
         return
     chunks = -(-width // (each * _ACROSS))
-    split = chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
-    start(op, "causal_conv", kernel, -(-rows // down) * chunks, (_ACROSS, down), [rows, width, split, *args])
+    start(op, "causal_conv", kernel, -(-rows // down) * chunks, (_ACROSS, down), [rows, width, _split(chunks), *args])
 
 
 @providers.provider("causal_conv1d_update", "cuda", PROVIDER)

@@ -309,13 +309,14 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
     }
 };
 
-// Tiles of `run` tokens by groups of channels; `blocks` of threads lie across a row.
+// Tiles of `run` tokens by groups of channels.
 #define CONV_TILE(NAME, V, K, GATED, HOW, THREADS, LEAST)                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS, LEAST) NAME(CONV_PARAMETERS) {                          \
         VT_SHARED(memory);                                                                                        \
-        const unsigned blocks = (unsigned)((width + V * THREADS - 1) / (V * THREADS)), at = blockIdx.x / blocks;  \
-        const int channel = (int)((blockIdx.x - at * blocks) * THREADS + threadIdx.x) * V, length = (int)run;     \
-        const int begin = (int)at * length, all = (int)tokens, end = length < all - begin ? begin + length : all; \
+        const Part part = part_of(split);                                                                         \
+        const int channel = (int)(part.across * THREADS + threadIdx.x) * V, length = (int)run;                    \
+        const int begin = (int)part.run * length, all = (int)tokens;                                              \
+        const int end = length < all - begin ? begin + length : all;                                              \
         using Warp = Tile<V, K, GATED, HOW>;                                                                      \
         const int base = channel - V * (int)(threadIdx.x & 31);                                                   \
         if (base >= width) return;                                                                                \
