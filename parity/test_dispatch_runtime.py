@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from types import SimpleNamespace
 
 import pytest
 
-from vtlab.device import DeviceError, cupy_runtime
+from vtlab.device import DeviceError, cupy_runtime, early
 from vtlab.device.caps import device_caps
 from vtlab.device.graphs import capture
 
@@ -71,7 +72,7 @@ def machine(fake):
         def __call__(self, grid, block, args, shared_mem):
             fake.launches.append((self.ptr, grid, block, tuple(args), shared_mem))
 
-    functions = {"plain": Function(100), "greedy": Function(200)}
+    functions = {"plain": Function(100), "greedy": Function(200), "soon_early": Function(300)}
     runtime._loader = SimpleNamespace(function=lambda family, kernel, device: functions[kernel])
     return runtime
 
@@ -84,6 +85,32 @@ def test_shared_memory_beyond_48_kib_is_asked_for_once(machine, fake):
     with pytest.raises(DeviceError, match="greedy needs 232449 bytes of shared memory, a block of this GPU has 232448"):
         machine.launch("f", "greedy", 3, (32, 2), 232449, [1])
     assert len(fake.launches) == 6
+
+
+def test_kernels_that_wait_by_themselves_are_started_early_where_the_driver_can(machine, fake, monkeypatch):
+    started, status = [], 0
+
+    def launch_ex(config, function, places, _):
+        c = config._obj
+        words = [ctypes.c_int64.from_address(place).value for place in places]
+        attributes = [(c.attributes[i].id, c.attributes[i].value) for i in range(c.count)]
+        started.append((function.value, tuple(c.grid), tuple(c.block), c.shared, c.stream, attributes, words))
+        return status
+
+    monkeypatch.setattr(early, "starter", lambda: launch_ex)
+    machine.launch("f", "soon_early", 3, (32, 2), 64, [5, -1, 2**40])
+    machine.launch("f", "plain", 3, (32, 2), 0, [1])
+    assert started == [(300, (3, 1, 1), (32, 2, 1), 64, 7, [(6, 1)], [5, -1, 2**40])]
+    assert [pointer for pointer, *_ in fake.launches] == [100]
+    status = 1
+    with pytest.raises(DeviceError, match="soon_early: cuLaunchKernelEx fails with error 1"):
+        machine.launch("f", "soon_early", 1, (1, 1), 0, [])
+    monkeypatch.setattr(early, "starter", lambda: None)
+    machine.launch("f", "soon_early", 2, (32, 1), 0, [3])
+    monkeypatch.setattr(early, "starter", lambda: launch_ex)
+    monkeypatch.setattr(machine, "capability", lambda: (8, 9))
+    machine.launch("f", "soon_early", 2, (32, 1), 0, [3])
+    assert len(started) == 2 and fake.launches[1:] == [(300, (2,), (32, 1, 1), (3,), 0)] * 2
 
 
 def test_memory_is_refused_while_a_capture_lasts_and_only_then(machine, fake):
