@@ -6,7 +6,8 @@ import math
 
 from vtlab.ops import providers
 
-from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
+from .early import EARLY
+from .launch import KINDS, PROVIDER, as_rows, kind, map_rows, results, start, vectors
 from .slots import check_slots, check_starts
 
 _PRODUCTS, _SUM, _ACTIVATED = 1, 2, 4
@@ -19,9 +20,8 @@ _TURN, _LONGEST, _TILES = 6, {"conv": 30, "short_conv": 18}, 2640
 """A tile's tokens are turns, up to the stages of cuda/conv_tile.cuh; as many tiles as leave none of an H200 idle."""
 _ROOM, _PARTS = {"conv": 1, "short_conv": 0}, {"conv": 1, "short_conv": 3}
 """Rows of a tile for what waits, and what a row has beside each other."""
-_FEW, _ACROSS, _MOST_DOWN, _ENOUGH = 8, 32, 2, 264
-"""Rows that threads of two channels update; else threads along a row of a block, and the most rows it has: more where
-so many blocks remain."""
+_LANES, _DOWN = 64, ((16, 4), (4, 2), (0, 1))
+"""Threads along a row, of two channels each, and the rows of a block by how many there are."""
 _BF16 = KINDS["bfloat16"]
 _TAPS = {"conv": 4, "short_conv": 3}
 """Taps of the filters that kernels hold in registers."""
@@ -48,7 +48,7 @@ def _along(op, name, x, stride, weight, bias, state, state_idx, starts, fresh, f
     ):  # fmt: skip
         across = -(-width // _CHANNELS)
         run = min(_LONGEST[name], -(-tokens * across // (_TILES * _TURN)) * _TURN)
-        form = f"{name}_{taps}" + "_rounded" * bool(flags & _PRODUCTS)
+        form = f"{name}_{taps}" + "_rounded" * bool(flags & _PRODUCTS) + EARLY
         shared = (_ROOM[name] + taps - 1 + run) * _PARTS[name] * 2 * _CHANNELS
     else:
         across = -(-width // _THREADS)
@@ -103,26 +103,18 @@ def update_rows(op, x, stride, weight, bias, state, state_idx, accepted, flags, 
         x, stride, kind(x), weight, kind(weight), bias, bias_kind, state, kind(state), len(state), state_idx, taps - 1,
         state.shape[-1], count, accepted, flags, target,
     ]  # fmt: skip
-    form = "conv_rows"
-    if wide and not flags & _SUM and all(kind(array) == _BF16 for array in (x, weight, state)):
-        form += "_rounded" if flags & _PRODUCTS else "_bf16"
-    if not wide:
-        map_rows(op, "causal_conv_spec", form, rows, width, False, args)
-    elif form != "conv_rows" and rows <= _FEW:
-        _map(op, f"{form}_v2", rows, width, 2, 1, args)
-    else:
-        down = 1
-        while down < _MOST_DOWN and rows * -(-width // (VECTOR * _ACROSS)) >= 2 * down * _ENOUGH:
-            down *= 2
-        _map(op, f"{form}_v8", rows, width, VECTOR, down, args)
-
-
-def _map(op, kernel, rows, width, each, down, args):
-    """Blocks of `down` rows of neighbouring threads with `each` channels: the filter is read once for all of them."""
     if not rows or not width:
         return
-    chunks = -(-width // (each * _ACROSS))
-    start(op, "causal_conv", kernel, -(-rows // down) * chunks, (_ACROSS, down), [rows, width, _split(chunks), *args])
+    if not wide:
+        map_rows(op, "causal_conv_spec", "conv_rows", rows, width, False, args)
+    elif flags & _SUM or any(kind(array) != _BF16 for array in (x, weight, state)):
+        map_rows(op, "causal_conv", "conv_rows", rows, width, True, args)
+    else:
+        down = next(down for least, down in _DOWN if rows >= least)
+        groups, form = -(-rows // down), "rounded" if flags & _PRODUCTS else "plain"
+        args = [rows, width, _split(groups), *args]
+        across = -(-width // (2 * _LANES))
+        start(op, "causal_conv", f"conv_rows_{form}{EARLY}", groups * across, (_LANES, down), args)
 
 
 @providers.provider("causal_conv1d_update", "cuda", PROVIDER)

@@ -1,11 +1,15 @@
 // The convolution of one token a row with a filter of four taps, everything in bfloat16: two channels a thread.
 //
 // Few rows are short work, whose time is that of loads that wait for each other: the slot, then the state. All else is
-// sent for beside the slot. The states of two channels are three words, so a step moves halves of words.
+// sent for beside the slot, and what comes before it happens while the kernel before this one ends (early.cuh). The
+// states of two channels are three words, so a step moves halves of words.
 #pragma once
 #include "conv.cuh"
 #include "conv_silu.cuh"
+#include "early.cuh"
 #include "rows.cuh"
+
+#define FEW_LANES 64  // device/causal_conv.py
 
 #define ROWS_PARAMETERS                                                                                           \
     i64 rows, i64 width, i64 chunks, const void *x, i64 x_row, i64 x_kind, const void *weight, i64 weight_kind,   \
@@ -39,23 +43,29 @@ template <int HOW> VT_FN float four_taps(float total, unsigned w01, unsigned w23
     return vt_fma(high_half(w23), high_half(x23), total);
 }
 
+// chunks: `split` of groups of blockDim.y rows; their blocks have neighbouring numbers and one filter.
 template <int HOW> VT_FN void conv_few(ROWS_PARAMETERS) {
-    const Place at = place<2>(rows, width, chunks);
-    if (!at.inside) return;
-    const int column = (int)at.column, row = (int)at.row;
-    int slot = state_idx == nullptr ? row : state_idx[row];
-    const unsigned token = *(const unsigned*)((const unsigned short*)x + at.row * x_row + column);
-    const uint4 w = *(const uint4*)((const unsigned short*)weight + column * 4);
+    others_may_start();
+    const Part part = part_of(chunks);
+    const unsigned across = (unsigned)width, row = part.rest * blockDim.y + threadIdx.y;
+    const unsigned column = (part.whole * FEW_LANES + threadIdx.x) * 2;
+    const unsigned short* const from = (const unsigned short*)x + (i64)row * x_row + column;
+    unsigned short* const to = (unsigned short*)out + (i64)row * across + column;
+    const uint4* const taps_at = (const uint4*)((const unsigned short*)weight + (i64)column * 4);
+    char* const held_at = (char*)state + (i64)column * 6;
+    after_others();
+    if (column >= across || row >= (unsigned)rows) return;
+    const unsigned slot = state_idx == nullptr ? row : (unsigned)state_idx[row];
+    const unsigned token = *(const unsigned*)from;
+    const uint4 w = *taps_at;
     float total[2] = {};
     if (bias != nullptr) {
         total[0] = load_one(bias, column, (int)bias_kind);
         total[1] = load_one(bias, column + 1, (int)bias_kind);
     }
-    if (slot >= slots) slot = -1;
     unsigned y = 0;
-    if (slot >= 0) {
-        const unsigned long long place = (unsigned long long)(unsigned)slot * (unsigned)width + (unsigned)column;
-        unsigned* const past = (unsigned*)((char*)state + place * 6);
+    if (slot < (unsigned)slots) {  // a negative one is larger than any
+        unsigned* const past = (unsigned*)(held_at + (unsigned long long)slot * (across * 6));
         const unsigned a = past[0], b = past[1], c = past[2], newest = halves(c, token, 1, 3);
         past[0] = halves(a, b, 1, 2);
         past[1] = halves(token, c, 0, 2);
@@ -65,7 +75,7 @@ template <int HOW> VT_FN void conv_few(ROWS_PARAMETERS) {
         if (flags & ACTIVATED) brain_silu(total);
         y = narrow_bf16(total[0], total[1]);
     }
-    *(unsigned*)((unsigned short*)out + at.row * width + column) = y;
+    *(unsigned*)to = y;
 }
 
 #define CONV_FEW(NAME, HOW)                                                                                       \

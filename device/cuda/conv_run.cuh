@@ -93,19 +93,6 @@ template <bool GATED, int HOW> struct Conv {
     }
 };
 
-// Which run, and which block of those that lie across its channels: `split` has their number and, above 32 bits, (2^32 - 1)
-// divided by it, for the quotient.
-struct Part {
-    unsigned run, across;
-};
-VT_FN Part part_of(i64 split) {
-    const unsigned blocks = (unsigned)split;
-    if (blocks <= 1) return {blockIdx.x, 0};
-    unsigned run = (unsigned)((unsigned long long)blockIdx.x * (unsigned)(split >> 32) >> 32);  // right, or one too few
-    if (blockIdx.x - run * blocks >= blocks) ++run;
-    return {run, blockIdx.x - run * blocks};
-}
-
 #define CONV_PARAMETERS                                                                                           \
     i64 split, i64 run, const void *x, i64 x_row, i64 x_kind, const void *weight, i64 weight_kind,                 \
         const void *bias, i64 bias_kind, void *state, i64 state_kind, i64 slots, const int *state_idx, i64 width, \
@@ -115,8 +102,8 @@ VT_FN Part part_of(i64 split) {
 #define CONV_KERNEL(NAME, GATED, HOW)                                                                             \
     extern "C" __global__ void __launch_bounds__(RUN_THREADS, 1) NAME(CONV_PARAMETERS) {                             \
         const Part part = part_of(split);                                                                         \
-        const int channel = (int)(part.across * RUN_THREADS + threadIdx.x);                                       \
-        const int length = (int)run, begin = (int)part.run * length, all = (int)tokens;                           \
+        const int channel = (int)(part.rest * RUN_THREADS + threadIdx.x);                                       \
+        const int length = (int)run, begin = (int)part.whole * length, all = (int)tokens;                           \
         if (channel >= width) return;                                                                             \
         const Conv<GATED, HOW> conv{x, weight, bias, out, x_row, width, channel, (int)x_kind, (int)weight_kind,   \
                                     (int)bias_kind, (int)rounding,                                                \

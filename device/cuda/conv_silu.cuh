@@ -1,15 +1,16 @@
 // SiLU of sums that are stored as bfloat16: fast functions, and MIRROR's polynomial where these might decide otherwise.
 //
 // Two neighbours share a reciprocal, 1 / a = b / (a b), for the unit of such functions takes as long as all the rest.
-// In units of 2^-24 relative to the result, where a product of two 1 + e^-x is below 65536, so that x log2(e) > -16:
-// the exponent's rounding makes 5.6, that of log2(e) 2.5, ex2 4, the sum with 1 1, the product of two sums 1, rcp 2, the
-// last two products 2, MIRROR's own 2: 20.1 in all, of which an ulp is at least one. A large positive x is its own SiLU to
-// either; what is not a number makes the product none, and no bound holds for its neighbour.
+// In units of 2^-24 relative to the result, where a product of two 1 + e^-x is below 2^23, so that x > -16: the exponent's
+// rounding makes 11.1, that of log2(e) 3.6, ex2 4, the sum with 1 1, the product of two sums 1, rcp 2, the last two
+// products 2, MIRROR's own 2: 26.7 in all, of which an ulp is at least one. (Over all float32 an H200 shows 10 ulps.) A
+// large positive x is its own SiLU to either; what is not a number makes the product none, and no bound holds for its
+// neighbour.
 #pragma once
 #include "fast.cuh"
 
-#define SILU_NEAR 21
-#define SILU_ROOM_BITS 0x47800000u  // 65536; what is not a number has larger ones
+#define SILU_NEAR 27
+#define SILU_ROOM_BITS 0x4b000000u  // 2^23; what is not a number has larger ones
 
 // A result lies near the middle of two bfloat16 where its lower half is within SILU_NEAR of 0x8000. Halves are looked at
 // by pairs, as far as they are above the end of that.
@@ -55,7 +56,7 @@ template <int V> VT_FN void quick_silu(float (&y)[V], const float (&x)[V], Doubt
     }
 }
 
-// MIRROR's SiLU step by step, but for its reciprocal, which is that of a number from 1 to 2 and needs no other way.
+// MIRROR's SiLU step by step, but its reciprocal without the branch to what numbers far from 1 would need.
 VT_FN float exact_silu(float x) {
     const float near = vt_clip(x, -120.0f, 120.0f);
     const bool negative = near < 0.0f;
@@ -67,10 +68,10 @@ VT_FN float exact_silu(float x) {
     return vt_gated(x, {q, rest * inverse, negative ? g.t : VT_MAGIC}, 120.0f);
 }
 
-// Whether y may have to be: x has the sum, `beside` that of its pair, each good for the bound by itself where it is > -11.
+// Whether y may have to be: x has the sum, `beside` that of its pair, each good for the bound by itself where it is > -16.
 VT_FN bool undecided(float y, float x, float beside) {
     const unsigned off = (unsigned)(vt_bits(y) + 0x8000 + SILU_NEAR) & 0xffffu;
-    return off <= 2 * SILU_NEAR || !(x > -11.0f) || !(beside > -11.0f);
+    return off <= 2 * SILU_NEAR || !(x > -16.0f) || !(beside > -16.0f);
 }
 
 template <int V> VT_FN void brain_silu(float (&x)[V]) {

@@ -11,6 +11,7 @@
 #include "conv_run.cuh"
 #include "conv_silu.cuh"
 #include "conv_words.cuh"
+#include "early.cuh"
 #include "units.cuh"
 
 #define TILE_TURN 6  // device/causal_conv.py has these
@@ -259,12 +260,11 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
             for (int i = lane() / LANES; i < bits_of(lanes); i += 32 / LANES) {
                 const int place = (int)(list[i] & 31u) * V + lane() % V, mine = base + place;
                 const int token = begin + (int)(list[i] >> 5) + lane() % LANES / V;
-                float total = bias == nullptr ? 0.0f : load_one(bias, mine, bias_kind);
+                float w[K], total = bias == nullptr ? 0.0f : load_one(bias, mine, bias_kind);
+                load_fours(w, weight, (i64)mine * K, weight_kind);
 #pragma unroll
-                for (int j = 0; j < K; ++j) {
-                    const float tap = widen_bf16(((const unsigned short*)row(token - RING + j))[place]);
-                    add_tap<HOW>(total, load_one(weight, (i64)mine * K + j, weight_kind), tap, flags, BF16);
-                }
+                for (int j = 0; j < K; ++j)
+                    add_tap<HOW>(total, w[j], widen_bf16(((const unsigned short*)row(token - RING + j))[place]), flags, BF16);
                 const float y = exact_silu(total);
                 ((unsigned short*)out)[(i64)token * width + mine] = (unsigned short)narrow_bf16(y, y);
             }
@@ -313,9 +313,10 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
 #define CONV_TILE(NAME, V, K, GATED, HOW, THREADS, LEAST)                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS, LEAST) NAME(CONV_PARAMETERS) {                          \
         VT_SHARED(memory);                                                                                        \
+        others_may_start();                                                                                       \
         const Part part = part_of(split);                                                                         \
-        const int channel = (int)(part.across * THREADS + threadIdx.x) * V, length = (int)run;                    \
-        const int begin = (int)part.run * length, all = (int)tokens;                                              \
+        const int channel = (int)(part.rest * THREADS + threadIdx.x) * V, length = (int)run;                    \
+        const int begin = (int)part.whole * length, all = (int)tokens;                                              \
         const int end = length < all - begin ? begin + length : all;                                              \
         using Warp = Tile<V, K, GATED, HOW>;                                                                      \
         const int base = channel - V * (int)(threadIdx.x & 31);                                                   \
@@ -327,6 +328,7 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
                   {starts, flags, (int)count, all, (int)flag_size},                                               \
                   memory + (threadIdx.x >> 5) * ((length + Warp::RING + Warp::ROOM) * Warp::PITCH), begin, base,  \
                   inside, 0};                                                                                      \
+        after_others();                                                                                           \
         conv.send();                                                                                              \
         conv.load_filter();                                                                                       \
         const int first = sequence_of(starts, (int)count, begin);                                                 \
