@@ -14,6 +14,7 @@ _CODES = np.arange(1 << 16, dtype=np.uint16)
 _CODES[_CODES & 0x7FFF > 0x7F80] |= 0x40  # NaN that do not signal: those would be events to NumPy
 _CODES = _CODES.view(ml_dtypes.bfloat16).reshape(256, 256)
 """Every bfloat16 number, each in a sequence's first token."""
+_FINITE = np.where(np.isfinite(_CODES.astype(np.float32)), _CODES, ml_dtypes.bfloat16(1.0))
 _16 = {"mixed_qkv": "bfloat16", "dt_bias": "bfloat16"}
 
 
@@ -93,6 +94,9 @@ EDGES: dict[str, list[dict]] = {
         _conv(19, 5, 4, (18, 1), x="bfloat16", conv_state="bfloat16"), _conv(9, 12, 4, (2, 7), bias="float32"),
         *(_conv(256, 256, 4, (1,) * 256, x=_CODES, weight=np.float32([[9, 9, 9, last]]).repeat(256, 0),
                 conv_state="bfloat16", has_initial_state=np.zeros(256, np.int8)) for last in (1.0, 0.7109375)),
+        *(_conv(256, 256, 4, (256,), x=_FINITE, conv_state="bfloat16", rounding=rounding,
+                weight=np.float32([[0, 0, 0, last]]).repeat(256, 0).astype(ml_dtypes.bfloat16))
+          for last, rounding in ((1.0, "vt"), (0.7109375, "vt"), (0.7109375, "vllm"))),
         _conv(2100, 8, 4, (2100,), x="bfloat16", conv_state="float32", weight="float32"), _conv(0, 8, 4, (0, 0)),
         _conv(15900, 8, 4, (13, 15860, 27), x="bfloat16", conv_state="bfloat16"),  # tiles of two turns
     ],

@@ -78,6 +78,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "a tile keeps its first inputs": ("far_input(stop - RING + j)", "far_input(start + j)"),
         "a tile keeps what stood before": ("if (stop - start > RING) {", "if (false) {"),
         "the sequence after": ("(bits_of(before) - 1) * step", "bits_of(before) * step"),
+        "a quotient that is one too few": ("if (blockIdx.x - whole * by >= by) ++whole;", ""),
         "no wait for a stage": ("copies_wait<STAGES - 1>();", ""),
         "a turn before it is there": ("arrive(now + TURN);", ""),
         "results that are left stay undecided": ("if constexpr (ACT) settle();", ""),
