@@ -7,7 +7,7 @@ import math
 from vtlab.ops import providers
 
 from .early import EARLY
-from .launch import KINDS, PROVIDER, as_rows, kind, map_rows, results, start, vectors
+from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
 from .slots import check_slots, check_starts
 
 _PRODUCTS, _SUM, _ACTIVATED = 1, 2, 4
@@ -16,12 +16,14 @@ _THREADS = 64
 _RUN, _BLOCKS = 8, 1056
 """The fewest tokens of a thread, and the blocks that an H200 has room for: where they run out, threads take more."""
 _CHANNELS = 4 * _THREADS
-_TURN, _LONGEST, _TILES = 6, {"conv": 30, "short_conv": 18}, 2640
+_TURN, _LONGEST, _TILES = 6, {"conv": 24, "short_conv": 12}, 1980
 """A tile's tokens are turns, up to the stages of cuda/conv_tile.cuh; as many tiles as leave none of an H200 idle."""
 _ROOM, _PARTS = {"conv": 1, "short_conv": 0}, {"conv": 1, "short_conv": 3}
 """Rows of a tile for what waits, and what a row has beside each other."""
-_LANES, _DOWN = 64, ((16, 4), (4, 2), (0, 1))
-"""Threads along a row, of two channels each, and the rows of a block by how many there are."""
+_FEW, _LANES, _DOWN = 512, 64, 4
+"""Rows that blocks of two channels a thread update, their threads along a row and their rows; else:"""
+_ACROSS, _MOST_DOWN, _ENOUGH = 32, 2, 264
+"""Threads along a row of a block, and the most rows it has: more where so many blocks remain."""
 _BF16 = KINDS["bfloat16"]
 _TAPS = {"conv": 4, "short_conv": 3}
 """Taps of the filters that kernels hold in registers."""
@@ -105,16 +107,21 @@ def update_rows(op, x, stride, weight, bias, state, state_idx, accepted, flags, 
     ]  # fmt: skip
     if not rows or not width:
         return
+    brain = not flags & _SUM and all(kind(array) == _BF16 for array in (x, weight, state))
+    form = "conv_rows" + ("_rounded" if flags & _PRODUCTS else "_plain") * brain
     if not wide:
         map_rows(op, "causal_conv_spec", "conv_rows", rows, width, False, args)
-    elif flags & _SUM or any(kind(array) != _BF16 for array in (x, weight, state)):
-        map_rows(op, "causal_conv", "conv_rows", rows, width, True, args)
+        return
+    down = 1
+    if brain and rows <= _FEW:
+        each, lanes, form, down = 2, _LANES, form + EARLY, min(rows, _DOWN)
     else:
-        down = next(down for least, down in _DOWN if rows >= least)
-        groups, form = -(-rows // down), "rounded" if flags & _PRODUCTS else "plain"
-        args = [rows, width, _split(groups), *args]
-        across = -(-width // (2 * _LANES))
-        start(op, "causal_conv", f"conv_rows_{form}{EARLY}", groups * across, (_LANES, down), args)
+        each, lanes, form = VECTOR, _ACROSS, f"{form}_v8"
+        while down < _MOST_DOWN and rows * -(-width // (VECTOR * _ACROSS)) >= 2 * down * _ENOUGH:
+            down *= 2
+    across, groups = -(-width // (each * lanes)), -(-rows // down)
+    split = _split(groups if each == 2 else across)  # neighbouring blocks share a filter, or a row
+    start(op, "causal_conv", form, across * groups, (lanes, down), [rows, width, split, *args])
 
 
 @providers.provider("causal_conv1d_update", "cuda", PROVIDER)

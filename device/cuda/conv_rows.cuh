@@ -45,7 +45,6 @@ template <int HOW> VT_FN float four_taps(float total, unsigned w01, unsigned w23
 
 // chunks: `split` of groups of blockDim.y rows; their blocks have neighbouring numbers and one filter.
 template <int HOW> VT_FN void conv_few(ROWS_PARAMETERS) {
-    others_may_start();
     const Part part = part_of(chunks);
     const unsigned across = (unsigned)width, row = part.rest * blockDim.y + threadIdx.y;
     const unsigned column = (part.whole * FEW_LANES + threadIdx.x) * 2;
@@ -66,7 +65,9 @@ template <int HOW> VT_FN void conv_few(ROWS_PARAMETERS) {
     unsigned y = 0;
     if (slot < (unsigned)slots) {  // a negative one is larger than any
         unsigned* const past = (unsigned*)(held_at + (unsigned long long)slot * (across * 6));
-        const unsigned a = past[0], b = past[1], c = past[2], newest = halves(c, token, 1, 3);
+        const unsigned a = past[0], b = past[1], c = past[2];
+        others_may_start();  // while this waits: sooner they would be in its way
+        const unsigned newest = halves(c, token, 1, 3);
         past[0] = halves(a, b, 1, 2);
         past[1] = halves(token, c, 0, 2);
         past[2] = newest;

@@ -15,10 +15,8 @@
 #include "units.cuh"
 
 #define TILE_TURN 6  // device/causal_conv.py has these
-#ifndef TILE_STAGES
-#define TILE_STAGES 5
-#endif
-#define TILE_GATED_STAGES 3
+#define TILE_STAGES 4
+#define TILE_GATED_STAGES 2
 
 // Channels channel ... channel + V - 1 of the tokens begin ... end - 1, 63 at most. GATED: x lies between two gates as
 // [B | C | x], and nothing is activated.
