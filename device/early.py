@@ -1,9 +1,8 @@
 """Kernels that the driver may start before those ahead of them on the stream are over: Hopper's programmatic launches.
 
-A kernel whose name ends with `EARLY` waits by itself, in every thread and before it touches memory, until all work
-ahead of it is over and seen (`after_others` of cuda/early.cuh). What it saves is the way from one kernel's end to the
-next one's first instruction. Where the GPU or the driver knows no such launch, it is started like any other and waits
-for nothing.
+A kernel whose name ends with `EARLY` waits by itself, before it reads or writes anything, until all work ahead of it is
+over and seen (`after_others` of cuda/early.cuh). What it saves is the way from one kernel's end to the next one's first
+instruction. Where the GPU or the driver knows no such launch, it is started like any other and waits for nothing.
 """
 
 from __future__ import annotations
