@@ -12,8 +12,8 @@
 //    pieces of sectors, of which each store moved twice as many.
 // 3b. conv_rows_plain_v8, conv_rows_rounded_v8: the same, knowing that everything is bfloat16: branches on dtypes took a
 //    third of the time.
-// 3c. conv_rows_plain_early, conv_rows_rounded_early: up to some hundred rows are over sooner in the hands of more threads
-//    (conv_rows.cuh).
+// 3c. conv_rows_plain_early, conv_rows_rounded_early: up to some hundred rows are over sooner in the hands of more
+//    threads (conv_rows.cuh).
 // 4. ..._early: these kernels are started while the one before them ends (early.cuh): a quarter less for few rows.
 #include "conv_rows.cuh"
 #include "conv_tile.cuh"

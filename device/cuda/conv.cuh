@@ -36,14 +36,16 @@ template <int HOW, int V> VT_FN void activate(float (&y)[V], const float (&total
     for (int v = 0; v < V; ++v) y[v] = vt_silu(y[v]);
 }
 
-// This block's number divided by another: `split` has that and, above 32 bits, (2^32 - 1) divided by it, for the quotient.
+// This block's number divided by another: `split` has that and, above 32 bits, (2^32 - 1) divided by it, for the
+// quotient.
 struct Part {
     unsigned whole, rest;
 };
 VT_FN Part part_of(i64 split) {
     const unsigned by = (unsigned)split;
     if (by <= 1) return {blockIdx.x, 0};
-    unsigned whole = (unsigned)((unsigned long long)blockIdx.x * (unsigned)(split >> 32) >> 32);  // right, or one too few
+    unsigned whole = (unsigned)((unsigned long long)blockIdx.x * (unsigned)(split >> 32) >> 32);
+    // That is right, or one too few.
     if (blockIdx.x - whole * by >= by) ++whole;
     return {whole, blockIdx.x - whole * by};
 }

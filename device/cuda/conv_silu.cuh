@@ -1,11 +1,11 @@
 // SiLU of sums that are stored as bfloat16: fast functions, and MIRROR's polynomial where these might decide otherwise.
 //
 // Two neighbours share a reciprocal, 1 / a = b / (a b), for the unit of such functions takes as long as all the rest.
-// In units of 2^-24 relative to the result, where a product of two 1 + e^-x is below 2^23, so that x > -16: the exponent's
-// rounding makes 11.1, that of log2(e) 3.6, ex2 4, the sum with 1 1, the product of two sums 1, rcp 2, the last two
-// products 2, MIRROR's own 2: 26.7 in all, of which an ulp is at least one. (Over all float32 an H200 shows 10 ulps.) A
-// large positive x is its own SiLU to either; what is not a number makes the product none, and no bound holds for its
-// neighbour.
+// In units of 2^-24 relative to the result, where a product of two 1 + e^-x is below 2^23, so that x > -16: the
+// exponent's rounding makes 11.1, that of log2(e) 3.6, ex2 4, the sum with 1 1, the product of two sums 1, rcp 2, the
+// last two products 2, MIRROR's own 2: 26.7 in all, of which an ulp is at least one. (Over all float32 an H200 shows 10
+// ulps where x > -11.) A large positive x is its own SiLU to either; what is not a number makes the product none, and no
+// bound holds for its neighbour.
 #pragma once
 #include "fast.cuh"
 
@@ -68,7 +68,7 @@ VT_FN float exact_silu(float x) {
     return vt_gated(x, {q, rest * inverse, negative ? g.t : VT_MAGIC}, 120.0f);
 }
 
-// Whether y may have to be: x has the sum, `beside` that of its pair, each good for the bound by itself where it is > -16.
+// Whether y may have to be: x has the sum, `beside` that of its pair, each good for the bound where it is > -16.
 VT_FN bool undecided(float y, float x, float beside) {
     const unsigned off = (unsigned)(vt_bits(y) + 0x8000 + SILU_NEAR) & 0xffffu;
     return off <= 2 * SILU_NEAR || !(x > -16.0f) || !(beside > -16.0f);

@@ -5,8 +5,9 @@
 // thread walks along the tokens of V channels, the last K - 1 inputs in registers. Many small tiles of a multiprocessor
 // are at different places of this, so that memory never rests.
 //
-// The walk has no branch on results. A thread notes the pairs of tokens of which the fast functions left some undecided; once
-// all are stored, the warp shares these out among its lanes and computes them again from the rows, which are still there.
+// The walk has no branch on results. A thread notes the pairs of tokens of which the fast functions left some
+// undecided; once all are stored, the warp shares these out among its lanes and computes them again from the rows, which
+// are still there.
 #pragma once
 #include "conv_run.cuh"
 #include "conv_silu.cuh"
@@ -63,7 +64,8 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
         const i64 step = x_row * (2 * DOWN);
         auto send_row = [&](int i) {
 #pragma unroll
-            for (int part = 0; part < PITCH; part += WIDE * 2) copy_async(at + i * PITCH + part, from + part / WIDE * width);
+            for (int part = 0; part < PITCH; part += WIDE * 2)
+                copy_async(at + i * PITCH + part, from + part / WIDE * width);
         };
 #pragma unroll
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -138,7 +140,7 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
             window[j].take(tap);
         }
     }
-    // A sequence's first tokens start ... last - 1, K - 1 at most, in this tile or not; held: the K - 1 inputs before each.
+    // A sequence's first tokens start ... last - 1, K - 1 at most, in this tile or not; held: the inputs before each.
     template <bool ACT> VT_MEMBER void heads(float (&held)[V * RING], int start, int last) const {
 #pragma unroll 1
         for (int token = start; token < last; ++token) {
@@ -261,8 +263,10 @@ template <int V, int K, bool GATED, int HOW> struct Tile {
                 float w[K], total = bias == nullptr ? 0.0f : load_one(bias, mine, bias_kind);
                 load_fours(w, weight, (i64)mine * K, weight_kind);
 #pragma unroll
-                for (int j = 0; j < K; ++j)
-                    add_tap<HOW>(total, w[j], widen_bf16(((const unsigned short*)row(token - RING + j))[place]), flags, BF16);
+                for (int j = 0; j < K; ++j) {
+                    const float tap = widen_bf16(((const unsigned short*)row(token - RING + j))[place]);
+                    add_tap<HOW>(total, w[j], tap, flags, BF16);
+                }
                 const float y = exact_silu(total);
                 ((unsigned short*)out)[(i64)token * width + mine] = (unsigned short)narrow_bf16(y, y);
             }
