@@ -20,7 +20,7 @@ _TURN, _LONGEST, _TILES = 6, {"conv": 24, "short_conv": 12}, 1980
 """A tile's tokens are turns, up to the stages of cuda/conv_tile.cuh; as many tiles as leave none of an H200 idle."""
 _ROOM, _PARTS = {"conv": 1, "short_conv": 0}, {"conv": 1, "short_conv": 3}
 """Rows of a tile for what waits, and what a row has beside each other."""
-_FEW, _LANES, _DOWN = 512, 64, 4
+_FEW, _LANES, _DOWN = 384, 64, 4
 """Rows that blocks of two channels a thread update, their threads along a row and their rows; else:"""
 _ACROSS, _MOST_DOWN, _ENOUGH = 32, 2, 264
 """Threads along a row of a block, and the most rows it has: more where so many blocks remain."""
