@@ -6,7 +6,7 @@ import numpy as np
 
 from vtlab.ops import providers
 
-from . import marlin_stream
+from . import marlin_loaded, marlin_stream
 from .codes import settled, spread
 from .fp4_product import CHUNK, Weights, aligned_rows, chains_of, product
 from .judged import judged_by_norm
@@ -32,11 +32,12 @@ def apply_fp4_marlin_linear(input, weight, weight_scale, weight_global_scale=Non
     words, scales = settled(weight), settled(weight_scale)
     rows = aligned_rows(input)
     run = marlin_stream.runs(shape[1], input.shape[1])
-    if target.size and (0 if run else marlin_stream.FEW) < shape[0] <= marlin_stream.ROWS and on_hopper():
+    if target.size and (run or shape[0] > marlin_stream.FEW) and on_hopper():
         tile = marlin_stream.CHUNK * marlin_stream.COLUMNS // 2 + marlin_stream.CHUNK * marlin_stream.COLUMNS // group
         streamed = marlin_stream.Streamed(kernel, tile, words, scales, factors=weight_global_scale, bias=bias)
         length = chains_of(input.shape[1])[0] * (CHUNK // marlin_stream.CHUNK)
-        marlin_stream.product(op, _FAMILY, rows, streamed, target, length)
+        kernels = marlin_stream if shape[0] <= marlin_stream.ROWS else marlin_loaded
+        kernels.product(op, _FAMILY, rows, streamed, target, length)
         return target
     weights = Weights(kernel, words, scales, group, factor=weight_global_scale, bias=bias)
     product(op, _FAMILY, rows, weights, target)

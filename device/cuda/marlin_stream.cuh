@@ -13,8 +13,7 @@
 //    rows who is the last at a tile adds up, else *_join does.
 // Up to 16 rows (ALONE) a warp multiplies by itself: wgmma would take as long for few rows as for 64.
 #pragma once
-#include "w4a16.cuh"
-#include "wgmma_registers.cuh"
+#include "marlin_formats.cuh"
 
 #define STREAM_STAGES 20  // at most
 #define STREAM_PARTS 16  // of K, at most; 8 where rows are up to 16
@@ -47,21 +46,6 @@ static inline float4 sums_of_others(const float4* at) { return *at; }
 static inline void stores_for_others() {}
 #endif
 
-// A sum of column n on its way to the result, as `finish` has it.
-template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* factors, const void* bias) {
-    float y[1];
-    if (factors != nullptr) {
-        load(y, factors, single(n), KIND);
-        if (BITS == 4) x = through(x, KIND);
-        x *= y[0];
-    }
-    if (bias != nullptr) {
-        load(y, bias, single(n), KIND);
-        x = through(x, KIND) + y[0];
-    }
-    return x;
-}
-
 #define STREAM_PARAMETERS                                                                                        \
     VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void *words, const void *scales, const void *zeros,     \
         void *out, i64 group_size, i64 zero, const void *factors, const void *bias, i64 length, i64 stages_,         \
@@ -70,67 +54,17 @@ template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* f
     rows_map, rows, columns, depth, words, scales, zeros, out, group_size, zero, factors, bias, length, stages_,     \
         blocks, states, flags
 
-// Formats: the bytes that a lane has of a tile of 16 columns x 16 k, how many rows of scales 64 k have, and the bytes of
-// such a row, and of zero points, for 64 columns. `Held` is what a lane keeps of scales for the TILES tiles from `first`
-// on: `take` reads it, `operands` makes the left operand of tile j and the 16 k number s of the lane's words.
-template <int KIND_, int BITS_, bool ZEROED> struct StreamedCodes {
-    static constexpr int KIND = KIND_, TILE = BITS_, SCALE_ROWS = 1, SCALE_BYTES = 128, ZERO_BYTES = ZEROED ? 32 : 0;
-    static constexpr unsigned NO_SCALE = Pairs<KIND>::ONE;
-
-    template <int TILES> struct Held {
-        unsigned mask, scale[TILES][2], minus[TILES][2];
-
-        VT_MEMBER void begin(i64 depth, i64 zero) {
-            // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
-            mask = (BITS_ == 4 ? 0x000f000fu : KIND == F16 ? 0x00ff00ffu : 0x007f007fu) + (unsigned)(depth >> 32);
-#pragma unroll
-            for (int j = 0; j < TILES; ++j) minus[j][0] = minus[j][1] = Pairs<KIND>::MINUS_BASE + (unsigned)zero * 0x10001u;
-        }
-        VT_MEMBER void take(const char* scales, int, const char* zeros, int first, int g, i64 zero) {
-#pragma unroll
-            for (int j = 0; j < TILES; ++j) {
-                unsigned both = word_at(scales, g * 16 + (first + j) * 4);
-                scale[j][0] = pick<0x1010>(both, 0), scale[j][1] = pick<0x3232>(both, 0);
-            }
-            if (ZEROED) {
-                unsigned word = word_at(zeros, g * 4);
-#pragma unroll
-                for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                    for (int h = 0; h < 2; ++h)
-                        minus[j][h] = Pairs<KIND>::MINUS_BASE + ((word >> 4 * (first + j + 4 * h) & 15u) + (unsigned)zero) * 0x10001u;
-            }
-        }
-        // Each weight rounded as `Group::weights` has it.
-        VT_MEMBER void operands(unsigned (&a)[4], const unsigned* words, int, int j, int) const {
-            unsigned w = words[0], codes[4] = {w, w >> 8, w >> 4, w >> 12};
-            if constexpr (BITS_ == 8) codes[1] = words[1], codes[2] = w >> 8, codes[3] = words[1] >> 8;
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                unsigned less = BITS_ == 8 && KIND == BF16 ? (codes[r] & 0x00800080u) ^ 0xc380c380u : minus[j][r & 1];
-                unsigned whole = fma_pair<KIND>((codes[r] & mask) | Pairs<KIND>::BASE, Pairs<KIND>::ONE, less);
-                a[r] = fma_pair<KIND>(whole, scale[j][r & 1], Pairs<KIND>::MINUS_ZERO);
-            }
-        }
-    };
-    static VT_MEMBER float last(float x, i64 n, const void* factors, const void* bias) {
-        return finished<KIND, BITS_>(x, n, factors, bias);
-    }
-};
-
 // ROWS of `a`, GROUPS of four warps with TILES times 64 columns each. length: 64 k of a part, in such steps.
 template <class W, int ROWS, int TILES, int GROUPS, bool SPLIT, bool ALONE, int UP, int DOWN>
 VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                          const void* zeros, void* out, i64 group_size, i64 zero, const void* factors, const void* bias,
                          i64 length_, i64 stages_, i64 blocks, float4* states, unsigned* flags) {
     VT_SHARED(memory);
-    constexpr int KIND = W::KIND, UNITS = TILES * GROUPS, HERE = UNITS * COLUMNS, UNIT = 128 * W::TILE, SUMS = ROWS / 2;
-    constexpr int WORDS = ROWS * 128, SCALES = WORDS + 4 * UNITS * UNIT, SCALE_ROW = UNITS * W::SCALE_BYTES;
-    constexpr int ZEROS = SCALES + W::SCALE_ROWS * SCALE_ROW, VECTORS = TILES * SUMS / 4;
-    constexpr int STAGE = (ZEROS + UNITS * W::ZERO_BYTES + 1023) / 1024 * 1024;
+    typedef Stage<W, ROWS, TILES * GROUPS> S;
+    constexpr int KIND = W::KIND, HERE = S::UNITS * COLUMNS, SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4;
     int stages = (int)stages_, thread = (int)threadIdx.x, length = (int)length_;
     u8* tiles = memory + (-(u64)memory & 1023);
-    u64 *full = (u64*)(tiles + stages * STAGE), *empty = full + STREAM_STAGES;
+    u64 *full = (u64*)(tiles + stages * S::BYTES), *empty = full + STREAM_STAGES;
     int* told = (int*)(empty + STREAM_STAGES);
     int chunks = (int)(depth / CHUNK);
     int across = (int)((columns + HERE - 1) / HERE), parts = (chunks + length - 1) / length;
@@ -154,8 +88,8 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     }
     if constexpr (W::SCALE_ROWS == 1)
         for (int s = 0; scales == nullptr && s < stages; ++s)
-            for (int at = thread; at < SCALE_ROW / 4; at += (int)blockDim.x)
-                ((unsigned*)(tiles + s * STAGE + SCALES))[at] = W::NO_SCALE;
+            for (int at = thread; at < S::SCALE_ROW / 4; at += (int)blockDim.x)
+                ((unsigned*)(tiles + s * S::BYTES + S::SCALES))[at] = W::NO_SCALE;
     __syncthreads();
     int block = SPLIT ? (int)blockIdx.x : *told;
     // What this block does: steps of 64 k on the run from tile to tile, a share of whole parts where SPLIT.
@@ -172,34 +106,20 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     if (thread < 128) {
         registers_down<DOWN>();
         if (thread < 32) {
-            // Lanes 0 to 3 bring words of 16 k each, lanes 4 to 7 a row of scales, lane 8 zero points, lane 0 rows of `a` too.
-            constexpr int ROW = W::SCALE_BYTES / COLUMNS;  // bytes of a column's scale
-            bool of_words = thread < 4, of_scales = thread >= 4 && thread < 4 + W::SCALE_ROWS && scales != nullptr;
-            bool of_zeros = thread == 8 && W::ZERO_BYTES;
-            int bytes = of_words ? wide * (2 * W::TILE) : of_scales ? wide * ROW : wide / 2;
-            int to = of_words ? WORDS + thread * UNITS * UNIT : of_scales ? SCALES + (thread - 4) * SCALE_ROW : ZEROS;
-            int expected = ROWS * 128 + wide * (8 * W::TILE) + (scales != nullptr ? wide * ROW * W::SCALE_ROWS : 0) +
-                           (W::ZERO_BYTES ? wide / 2 : 0);
-            i64 row_bytes = of_words ? columns * (2 * W::TILE) : of_scales ? columns * ROW : columns / 2;
-            int pace = of_words || W::SCALE_ROWS > 1 ? 1 : (int)(group_size / CHUNK), apart = of_words ? 4 : W::SCALE_ROWS;
+            Sender<W, S> sender(thread, wide, columns, group_size, words, scales, zeros);
             for (int tile = tile_last; tile >= tile_first; --tile) {
-                i64 n = left_of(tile);
-                const char* from = of_words ? (const char*)words + n * (2 * W::TILE) + thread * row_bytes
-                                   : of_scales ? (const char*)scales + n * ROW + (thread - 4) * row_bytes
-                                               : (const char*)zeros + n / 2;
-                int chunk = begin_of(tile), end = end_of(tile), number = chunk / pace, at = chunk - number * pace;
-                from += number * apart * row_bytes;
+                int chunk = begin_of(tile), end = end_of(tile);
+                sender.begin(left_of(tile), chunk);
 #pragma unroll 1
                 for (; chunk < end; ++chunk) {
                     barrier_wait(empty + stage, parity ^ 1);
-                    u8* here = tiles + stage * STAGE;
+                    u8* here = tiles + stage * S::BYTES;
                     if (thread == 0) {
-                        barrier_expect(full + stage, expected);
+                        barrier_expect(full + stage, ROWS * 128 + sender.expected);
                         load_tile(here, rows_map, full + stage, chunk * 128, 0);
                     }
                     lanes_meet();
-                    if (of_words || of_scales || of_zeros) load_bytes(here + to, from, full + stage, bytes);
-                    if (++at == pace) at = 0, from += apart * row_bytes;
+                    sender.send(here, full + stage);
                     if (++stage == stages) stage = 0, parity ^= 1;
                 }
             }
@@ -216,8 +136,8 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         for (int j = 0; j < TILES; ++j)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) part[j][i] = 0.0f;
-        int codes_at = WORDS + unit * UNIT + lane * (4 * W::TILE) + first * W::TILE;
-        int scales_at = SCALES + unit * W::SCALE_BYTES, zeros_at = ZEROS + unit * W::ZERO_BYTES;
+        int codes_at = S::WORDS + unit * S::UNIT + lane * (4 * W::TILE) + first * W::TILE;
+        int scales_at = S::SCALES + unit * W::SCALE_BYTES, zeros_at = S::ZEROS + unit * W::ZERO_BYTES;
         typename W::template Held<TILES> held;
         held.begin(depth, zero);
         auto release = [&](int from) {
@@ -233,30 +153,16 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         // What the next 64 k need, as soon as it is there; the operands of the first 16.
         auto take = [&] {
             barrier_wait(full + stage, parity);
-            const char* here = (const char*)tiles + stage * STAGE;
+            const char* here = (const char*)tiles + stage * S::BYTES;
 #pragma unroll
-            for (int s = 0; s < 4; ++s) {
-                const char* at = here + codes_at + s * (UNITS * UNIT);
-                if constexpr (TAKEN == 1) {
-                    raw[s][0] = word_at(at, 0);
-                } else if constexpr (TAKEN == 2) {
-                    const uint2 w = *(const uint2*)at;
-                    raw[s][0] = w.x, raw[s][1] = w.y;
-                } else {
-#pragma unroll
-                    for (int i = 0; i < TAKEN; i += 4) {
-                        uint4 w = words_at(at, 4 * i);
-                        raw[s][i] = w.x, raw[s][i + 1] = w.y, raw[s][i + 2] = w.z, raw[s][i + 3] = w.w;
-                    }
-                }
-            }
-            held.take(here + scales_at, SCALE_ROW, here + zeros_at, first, g, zero);
+            for (int s = 0; s < 4; ++s) take_words(raw[s], here + codes_at + s * (S::UNITS * S::UNIT));
+            held.take(here + scales_at, S::SCALE_ROW, here + zeros_at, first, g, zero);
             unpack(0);
         };
         // One step: the products of 64 k; `fresh`: the sums begin.
         int row_at = (lane & 7) + (ROWS > 8 ? (lane >> 4) * 8 : 0), vector = ROWS > 8 ? lane >> 3 & 1 : lane >> 3;
         auto step = [&](bool fresh) {
-            const u8* here = tiles + stage * STAGE;
+            const u8* here = tiles + stage * S::BYTES;
             int own_stage = stage;
             if (++stage == stages) stage = 0, parity ^= 1;
             if constexpr (ALONE) {

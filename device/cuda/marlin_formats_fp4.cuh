@@ -1,7 +1,7 @@
-// FP4 codes in Marlin's tiles for marlin_stream.cuh: the numbers of fp4_product.cuh, whose chains are the parts here.
+// FP4 codes in Marlin's tiles as a format of marlin_formats.cuh: the numbers of fp4_product.cuh, whose chains are the parts here.
 #pragma once
 #include "fp4_product.cuh"
-#include "marlin_stream.cuh"
+#include "marlin_formats.cuh"
 
 #if VT_TILES
 
