@@ -117,7 +117,9 @@ EDGES: dict[str, list[dict]] = {
         *(_marlin(130, 128, N, 1, kind, "uint8b128") for kind in _KINDS for N in (64, 8640)),
         _marlin(0, 128, 64, 1, "float16"),
         *(_marlin(130, 128, 192, 2, kind, "uint4", b_zeros="int32") for kind in _KINDS),
-        *(_marlin(130, 128, 4352, 2, kind) for kind in _KINDS),
+        *(_marlin(130, 128, 4352, 2, kind, quant_type, **zeros)
+          for kind in _KINDS for quant_type, zeros in (("uint4b8", {}), ("uint4", {"b_zeros": "int32"}))),
+        *(_marlin(70, 1536, 64, 12, "bfloat16", quant_type) for quant_type in ("uint4b8", "uint8b128")),
     ],
     "machete_prepack_b": [{"W": 32 * bits // 8, "N": 256, "bits": bits} for bits in (4, 8)],
     "machete_unpack_b": [{"W": 32 * bits // 8, "N": 256, "bits": bits} for bits in (4, 8)],
