@@ -5,11 +5,12 @@ from __future__ import annotations
 from vtlab.ops import providers
 from vtlab.ops.lowbit import QUANT_TYPES
 
-from . import marlin_loaded, marlin_stream
+from . import marlin_hopper
 from .codes import settled
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, on_hopper, results
-from .w4a16 import CHUNK, COLUMNS, FEW, NAMES, Weights, aligned, chains_of, fits, product
+from .marlin_stream import Streamed
+from .w4a16 import CHUNK, COLUMNS, NAMES, Weights, aligned, fits, product
 
 judged_by_norm("marlin_gemm")
 
@@ -20,17 +21,11 @@ def loads(weights: Weights) -> bool:
     return on_hopper() and whole
 
 
-def length_of(weights: Weights, columns: int, depth: int) -> int:
-    """Chunks of a part of K: with 4 bits of `w4a16`'s chains, whose kernels take few rows, where tiles do not run."""
-    chained = weights.bits == 4 and not marlin_stream.runs(columns, depth)
-    return chains_of(depth)[0] if chained else marlin_stream.length_of(depth)
-
-
-def in_tiles(weights: Weights, a) -> marlin_stream.Streamed:
+def in_tiles(weights: Weights, a) -> Streamed:
     """The weights as kernels for Hopper read them."""
     form = f"{weights.kernel}{'' if weights.zeros is None else '_zeros'}_{NAMES[kind(a)]}"
     tile = CHUNK * COLUMNS * weights.bits // 8 + 2 * COLUMNS + (0 if weights.zeros is None else COLUMNS // 2)
-    return marlin_stream.Streamed(
+    return Streamed(
         form, tile, weights.words, weights.scales, weights.zeros, weights.group, weights.zero, weights.factors,
         weights.bias,
     )  # fmt: skip
@@ -52,10 +47,8 @@ def marlin_gemm(a, b_q_weight, b_scales, b_zeros=None, b_bias=None, perm=None, *
     left = aligned(op, a, perm)
     if not rows:
         return target
-    few = rows <= FEW and known.bits == 4 and not marlin_stream.runs(columns, depth)
-    if loads(weights) and not few:
-        kernels = marlin_stream if rows <= marlin_stream.ROWS else marlin_loaded
-        kernels.product(op, "marlin_matmul", left, in_tiles(weights, left), target, length_of(weights, columns, depth))
+    if loads(weights):
+        marlin_hopper.product(op, "marlin_matmul", left, in_tiles(weights, left), target)
     else:
         product(op, "marlin_matmul", left, weights, target)
     return target

@@ -180,8 +180,15 @@ VT_FN void marlin_few(i64 rows_, i64 columns, i64 depth, const void* a, const vo
     if constexpr (PARTS > 1) cluster_meets();  // a block stays as long as others read its sums
 }
 
-#define MARLIN_FEW(NAME, FORMAT, ROWS, STAGES, TILES, SIDES, PARTS, THREADS, RESIDENT)                                \
-    extern "C" __global__ void VT_CLUSTER_OF(PARTS) __launch_bounds__(THREADS, RESIDENT) NAME(FEW_PARAMETERS) {       \
+// TILES, SIDES, PARTS of the name: device/marlin_few.py.
+#define MARLIN_FEW(NAME, FORMAT, ROWS, STAGES, TILES, SIDES, PARTS, THREADS)                                          \
+    extern "C" __global__ void VT_CLUSTER_OF(PARTS) __launch_bounds__(THREADS, 1)                                     \
+        NAME##_few_##ROWS##_##TILES##_##SIDES##_##PARTS(FEW_PARAMETERS) {                                             \
         marlin_few<FORMAT, ROWS, STAGES, TILES, SIDES, PARTS>(FEW_NAMES);                                             \
     }
+#define MARLIN_FEW_FORMS(NAME, FORMAT, STAGES)                                                                        \
+    MARLIN_FEW(NAME, FORMAT, 8, STAGES, 4, 1, 1, 512)                                                                 \
+    MARLIN_FEW(NAME, FORMAT, 16, STAGES, 4, 1, 1, 512)                                                                \
+    MARLIN_FEW(NAME, FORMAT, 8, STAGES, 4, 2, 2, 512)                                                                 \
+    MARLIN_FEW(NAME, FORMAT, 16, STAGES, 4, 2, 2, 512)
 #endif

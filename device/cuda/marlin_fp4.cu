@@ -14,6 +14,7 @@ FP4_KERNELS(marlin_nvfp4_f16, NvF16)
 FP4_KERNELS(marlin_mxfp4_bf16, MxBf16)
 
 #include "marlin_formats_fp4.cuh"
+#include "marlin_few.cuh"
 #include "marlin_loaded.cuh"
 #include "marlin_stream.cuh"
 
@@ -21,7 +22,8 @@ FP4_KERNELS(marlin_mxfp4_bf16, MxBf16)
 #define MARLIN_FORMS(NAME, KIND, SCALE)                                                                               \
     typedef StreamedFp4<KIND, SCALE> NAME##_codes;                                                                    \
     MARLIN_STREAMED(NAME, NAME##_codes)                                                                               \
-    MARLIN_LOADED_FORMS(NAME, NAME##_codes)
+    MARLIN_LOADED_FORMS(NAME, NAME##_codes)                                                                           \
+    MARLIN_FEW_FORMS(NAME, NAME##_codes, 3)
 MARLIN_FORMS(marlin_nvfp4_bf16, BF16, S0E5M3)
 MARLIN_FORMS(marlin_nvfp4_f16, F16, S0E5M3)
 MARLIN_FORMS(marlin_mxfp4_bf16, BF16, E8M0)

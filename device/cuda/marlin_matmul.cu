@@ -6,6 +6,7 @@ W4A16_KERNELS(marlin4_f16, F16, MarlinWords<4>)
 W4A16_KERNELS(marlin8_bf16, BF16, MarlinWords<8>)
 W4A16_KERNELS(marlin8_f16, F16, MarlinWords<8>)
 
+#include "marlin_few.cuh"
 #include "marlin_loaded.cuh"
 #include "marlin_stream.cuh"
 
@@ -13,13 +14,12 @@ W4A16_KERNELS(marlin8_f16, F16, MarlinWords<8>)
 #define MARLIN_FORMS(NAME, KIND, BITS, ZEROED)                                                                        \
     typedef StreamedCodes<KIND, BITS, ZEROED> NAME##_codes;                                                           \
     MARLIN_STREAMED(NAME, NAME##_codes)                                                                               \
-    MARLIN_LOADED_FORMS(NAME, NAME##_codes)
+    MARLIN_LOADED_FORMS(NAME, NAME##_codes)                                                                           \
+    MARLIN_FEW_FORMS(NAME, NAME##_codes, BITS == 4 ? 3 : 2)
 MARLIN_FORMS(marlin4_bf16, BF16, 4, false)
 MARLIN_FORMS(marlin4_f16, F16, 4, false)
 MARLIN_FORMS(marlin4_zeros_bf16, BF16, 4, true)
 MARLIN_FORMS(marlin4_zeros_f16, F16, 4, true)
 MARLIN_FORMS(marlin8_bf16, BF16, 8, false)
 MARLIN_FORMS(marlin8_f16, F16, 8, false)
-MARLIN_FEW(marlin8_bf16, marlin8_bf16_codes)
-MARLIN_FEW(marlin8_f16, marlin8_f16_codes)
 #endif

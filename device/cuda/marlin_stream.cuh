@@ -9,14 +9,14 @@
 //    Where a share ends within a tile, its sums wait in memory for the block that goes on. A block begins with the tile
 //    that it leaves unfinished and ends with the one that it takes over, so that nobody waits long. Its place in the run
 //    is drawn from a counter: the share before belongs to a block that runs already.
-// 2. *_split: few columns. Blocks have equal shares of all tiles' parts and leave each one's sums in memory; up to 16
-//    rows who is the last at a tile adds up, else *_join does.
+// 2. *_split: few columns and more than 16 rows. Blocks have equal shares of all tiles' parts and leave each one's sums in
+//    memory, which *_join adds up.
 // Up to 16 rows (ALONE) a warp multiplies by itself: wgmma would take as long for few rows as for 64.
 #pragma once
 #include "marlin_formats.cuh"
 
 #define STREAM_STAGES 20  // at most
-#define STREAM_PARTS 16  // of K, at most; 8 where rows are up to 16
+#define STREAM_PARTS 16  // of K, at most
 
 #if VT_TILES
 
@@ -274,69 +274,33 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                         for (int i = 0; i < SUMS; ++i) total[j][i] += part[j][i];
                 }
             }
-            if constexpr (SPLIT) {
-                if constexpr (ROWS > 16) continue;  // *_join adds up
-                int done = (end + length - 1) / length - (begin_of(tile) + length - 1) / length;
-                stores_for_others();
-                group_meets(group);
-                if ((own & 127) == 0) {
-                    unsigned* count = flags + (i64)tile * GROUPS + group;
-                    bool last = atomicAdd(count, (unsigned)done) + done == (unsigned)parts;
-                    if (last) *count = 0;
-                    told[1 + group] = last;
-                }
-                group_meets(group);
-                if (told[1 + group]) {
-                    stores_for_others();
-                    const float4* from = states + (i64)tile * parts * (VECTORS * THREADS) + own;
-                    constexpr int AT_ONCE = TILES > 2 ? 1 : 2;
-#pragma unroll 1
-                    for (int next = 0; next < VECTORS; next += AT_ONCE) {
-                        float4 x[AT_ONCE][8];
+            if constexpr (!SPLIT) {  // else *_join adds up
+                if (end == chunks) {
 #pragma unroll
-                        for (int i = 0; i < AT_ONCE; ++i)
-                            if (8 * ((next + i) % (SUMS / 4)) + 2 * (lane & 3) < rows)
+                    for (int j = 0; j < TILES; ++j)
 #pragma unroll
-                                for (int p = 0; p < 8; ++p)
-                                    if (p < parts) x[i][p] = sums_of_others(from + (i64)(p * VECTORS + next + i) * THREADS);
+                        for (int e = 0; e < SUMS / 4; ++e)
+                            store_sums(tile, j, e, {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]});
+                } else {
+                    float4* to = states + (i64)block * (2 * VECTORS * THREADS) + own;
 #pragma unroll
-                        for (int i = 0; i < AT_ONCE; ++i) {
-                            int j = (next + i) / (SUMS / 4), e = (next + i) % (SUMS / 4);
-                            if (8 * e + 2 * (lane & 3) < rows) {
-                                float4 sum = x[i][0];
+                    for (int j = 0; j < TILES; ++j)
 #pragma unroll
-                                for (int p = 1; p < 8; ++p)
-                                    if (p < parts) sum.x += x[i][p].x, sum.y += x[i][p].y, sum.z += x[i][p].z, sum.w += x[i][p].w;
-                                store_sums(tile, j, e, sum);
-                            }
+                        for (int e = 0; e < SUMS / 4; ++e) {
+                            int v = j * (SUMS / 4) + e;
+                            to[v * THREADS] = {part[j][4 * e], part[j][4 * e + 1], part[j][4 * e + 2], part[j][4 * e + 3]};
+                            to[(VECTORS + v) * THREADS] = {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]};
                         }
-                    }
+                    stores_for_others();
+                    group_meets(group);
+                    if ((own & 127) == 0) flag_up(flags + 1 + block * GROUPS + group);
                 }
-            } else if (end == chunks) {
-#pragma unroll
-                for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                    for (int e = 0; e < SUMS / 4; ++e)
-                        store_sums(tile, j, e, {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]});
-            } else {
-                float4* to = states + (i64)block * (2 * VECTORS * THREADS) + own;
-#pragma unroll
-                for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                    for (int e = 0; e < SUMS / 4; ++e) {
-                        int v = j * (SUMS / 4) + e;
-                        to[v * THREADS] = {part[j][4 * e], part[j][4 * e + 1], part[j][4 * e + 2], part[j][4 * e + 3]};
-                        to[(VECTORS + v) * THREADS] = {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]};
-                    }
-                stores_for_others();
-                group_meets(group);
-                if ((own & 127) == 0) flag_up(flags + 1 + block * GROUPS + group);
             }
         }
     }
 }
 
-// Adds up what *_split leaves of more than 16 rows; a block is a vector of each thread's sums of a tile.
+// Adds up what *_split leaves; a block is a vector of each thread's sums of a tile.
 template <class W, int ROWS, int TILES, int GROUPS>
 VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, const void* factors, const void* bias, void* out) {
     constexpr int KIND = W::KIND, SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4, THREADS = 128 * GROUPS, HERE = TILES * GROUPS * COLUMNS;
@@ -392,7 +356,4 @@ VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, 
     MARLIN_RUN(NAME##_run_16, FORMAT, 16, 2, 2, true, 1, 232, 40)                                                     \
     MARLIN_MANY(NAME, FORMAT, 32)                                                                                     \
     MARLIN_MANY(NAME, FORMAT, 64)
-#define MARLIN_FEW(NAME, FORMAT)                                                                                      \
-    MARLIN_SPLIT(NAME##_split_8, FORMAT, 8, 4, 1, true, 2, 216, 40)                                                   \
-    MARLIN_SPLIT(NAME##_split_16, FORMAT, 16, 4, 1, true, 2, 216, 40)
 #endif
