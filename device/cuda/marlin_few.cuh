@@ -21,13 +21,16 @@ VT_FN float sum_of_block(const float* here, int part) {
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(there) : "memory");
     return x;
 }
-VT_FN void sums_for_cluster(int) { cluster_meets(); }
-// Which of `wide` columns this block adds up.
-VT_FN int share_of_cluster(int wide, int part, int parts) { return wide * part / parts; }
+// All sums of a cluster are there. A block adds up its share of the columns, from this one on.
+template <int PARTS> VT_FN int sums_of_cluster(int part, int wide) {
+    cluster_meets();
+    return wide / PARTS * part;
+}
 #else
 namespace emulation {
 inline Meeting teams[16];
-inline unsigned char parts[4][SHARED];  // blocks run one after the other: the last one adds up
+inline unsigned char parts[4][SHARED];
+inline int parts_there;
 }  // namespace emulation
 template <int THREADS> void team_meets(int team) {
     emulation::teams[team].size = THREADS;
@@ -36,12 +39,18 @@ template <int THREADS> void team_meets(int team) {
 static inline float sum_of_block(const float* here, int part) {
     return *(const float*)(emulation::parts[part] + ((const unsigned char*)here - emulation::shared));
 }
-static inline void sums_for_cluster(int part) {
+// Blocks run one after the other: all of them leave their sums, and have a share when those of all are there.
+template <int PARTS> int sums_of_cluster(int part, int wide) {
+    static int first;
     __syncthreads();
-    if (threadIdx.x == 0) std::memcpy(emulation::parts[part], emulation::shared, emulation::SHARED);
+    if (threadIdx.x == 0) {
+        std::memcpy(emulation::parts[part], emulation::shared, emulation::SHARED);
+        emulation::parts_there = emulation::parts_there % PARTS + 1;
+        first = emulation::parts_there < PARTS ? wide : 0;
+    }
     __syncthreads();
+    return first;
 }
-static inline int share_of_cluster(int wide, int part, int parts) { return part == parts ? wide : 0; }
 #endif
 
 #define FEW_PARAMETERS                                                                                                \
@@ -152,10 +161,10 @@ VT_FN void marlin_few(i64 rows_, i64 columns, i64 depth, const void* a, const vo
         for (int i = 0; i < ROWS / 2; ++i)
             sums[((team * UNITS + unit) * ROWS + 8 * (i / 4) + 2 * (lane & 3) + (i & 1)) * FEW_PITCH + 16 * (tiles + j) +
                  8 * (i >> 1 & 1) + g] = sum[j][i];
-    if constexpr (PARTS > 1) sums_for_cluster(part);
+    int chains = (chunks + length - 1) / length, first = 0;
+    if constexpr (PARTS > 1) first = sums_of_cluster<PARTS>(part, WIDE);
     else __syncthreads();
-    int chains = (chunks + length - 1) / length, first = PARTS > 1 ? share_of_cluster(WIDE, part, PARTS) : 0;
-    int wide = (PARTS > 1 ? share_of_cluster(WIDE, part + 1, PARTS) : WIDE) - first;
+    int wide = first < WIDE ? WIDE / TOGETHER(PARTS) : 0;
     for (int number = thread; number < rows * wide; number += (int)blockDim.x) {
         int m = number / wide, c = first + number - m * wide;
         const float* from = sums + (c / COLUMNS * ROWS + m) * FEW_PITCH + c % COLUMNS;
