@@ -1,7 +1,4 @@
-"""How products of few rows with weights in Marlin's tiles are launched on Hopper: cuda/marlin_stream.cuh.
-
-Which kernel adds up, and so in which order, hangs on the weights' shape and bits alone, never on the number of rows.
-"""
+"""How products of up to 64 rows with weights in Marlin's tiles are launched on Hopper: cuda/marlin_stream.cuh."""
 
 from __future__ import annotations
 
@@ -10,15 +7,13 @@ from typing import NamedTuple
 from .launch import MULTIPROCESSORS, start
 from .runtime import current
 from .scratch import scratch
-from .w4a16 import CHUNK, COLUMNS, chains_of
+from .w4a16 import CHUNK, COLUMNS
 
 ROWS = 64
 """Rows of `a` at most."""
 SHARED = 227 << 10
 """Bytes of shared memory that the copy engine's stages may take."""
-PARTS = 8
-"""Parts that K is cut into at most where tiles run."""
-_HIGH, _STAGES, _UNITS = (8, 16, 32, 64), 20, 4
+_HIGH, _STAGES, _UNITS = (32, 64), 20, 4
 _RUN = 132
 """Tiles of 256 columns from which on each multiprocessor has one or more."""
 
@@ -37,25 +32,12 @@ class Streamed(NamedTuple):
     bias: object = None
 
 
-def runs(columns: int, depth: int) -> bool:
-    """Whether tiles follow each other in a run; else their parts are dealt out."""
-    return columns > (_RUN - 1) * _UNITS * COLUMNS or depth < PARTS * CHUNK
-
-
-def length_of(columns: int, depth: int) -> int:
-    """Chunks of a part of K."""
-    return -(-depth // (CHUNK * PARTS)) if runs(columns, depth) else chains_of(depth)[0]
-
-
 def product(op: str, family: str, a, weights: Streamed, out, length: int) -> None:
-    """out = a by the weights, for up to ROWS rows; `length` chunks of K make a part.
-
-    Where tiles do not run: for more than 16 rows, and at most 16 parts.
-    """
+    """out = a by the weights, for up to ROWS rows; `length` chunks of K make a part, of at most eight."""
     (rows, depth), columns = a.shape, out.shape[1]
     high = next(high for high in _HIGH if rows <= high)
     across, parts = -(-columns // (_UNITS * COLUMNS)), -(-depth // (CHUNK * length))
-    run = runs(columns, depth)
+    run = across >= _RUN  # else their parts are dealt out
     stage = -(-(high * 128 + _UNITS * weights.tile) // 1024) * 1024
     fixed = 1024 + (2 * _STAGES + 2) * 8
     stages = min(_STAGES, (SHARED - fixed) // stage)

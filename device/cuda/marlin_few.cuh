@@ -1,13 +1,14 @@
-// Products of up to 16 rows of 16-bit activations with weights in Marlin's tiles on Hopper. A warp has 64 columns and one of
-// the chains that K is cut into: it sends for 64 k after 64 k of them, some stages ahead, and multiplies by itself. SIDES
-// warps of a team have columns side by side and share the rows of `a`. PARTS blocks of a cluster have a chain's columns
-// alike and other chains; chain sums meet in shared memory, of all those blocks, and are added in float32 from the first on.
+// Products of up to 16 rows of 16-bit activations with weights in Marlin's tiles on Hopper. A warp has TILES of the four
+// tiles of 64 columns and one of the chains that K is cut into: it sends for 64 k after 64 k of them, some stages ahead, and
+// multiplies by itself. A team of SIDES warps has tiles side by side and one chain, and shares the rows of `a`. PARTS blocks
+// of a cluster have columns alike and other chains. Chain sums meet in shared memory, of all those blocks, and are added in
+// float32 from the first on.
 #pragma once
 #include "marlin_formats.cuh"
 
 #if VT_TILES
 
-#define FEW_CHAINS 16  // of K, at most
+#define FEW_CHAINS 8  // of K, at most
 #define FEW_PITCH 68  // between rows of a warp's sums: writers meet in no bank
 
 #ifdef __CUDACC__
@@ -29,7 +30,7 @@ template <int PARTS> VT_FN int sums_of_cluster(int part, int wide) {
 #else
 namespace emulation {
 inline Meeting teams[16];
-inline unsigned char parts[4][SHARED];
+inline unsigned char parts[2][SHARED];
 inline int parts_there;
 }  // namespace emulation
 template <int THREADS> void team_meets(int team) {
@@ -124,7 +125,7 @@ VT_FN void marlin_few(i64 rows_, i64 columns, i64 depth, const void* a, const vo
         for (int i = 0; i < ROWS / 2; ++i) sum[j][i] = 0.0f;
     typename W::template Held<TILES> held;
     held.begin(depth, zero);
-    int row_at = (lane & 7) + (ROWS > 8 ? (lane >> 4) * 8 : 0), vector = ROWS > 8 ? lane >> 3 & 1 : lane >> 3, stage_here = 0;
+    int row_at = ROWS > 8 ? (lane & 7) + (lane >> 4) * 8 : lane & 7, vector = ROWS > 8 ? lane >> 3 & 1 : lane >> 3, stage_here = 0;
 #pragma unroll 1
     for (int chunk = begin; chunk < end; ++chunk) {
         copies_wait<STAGES - 2>();
@@ -189,15 +190,12 @@ VT_FN void marlin_few(i64 rows_, i64 columns, i64 depth, const void* a, const vo
     if constexpr (PARTS > 1) cluster_meets();  // a block stays as long as others read its sums
 }
 
-// TILES, SIDES, PARTS of the name: device/marlin_few.py.
-#define MARLIN_FEW(NAME, FORMAT, ROWS, STAGES, TILES, SIDES, PARTS, THREADS)                                          \
-    extern "C" __global__ void VT_CLUSTER_OF(PARTS) __launch_bounds__(THREADS, 1)                                     \
-        NAME##_few_##ROWS##_##TILES##_##SIDES##_##PARTS(FEW_PARAMETERS) {                                             \
-        marlin_few<FORMAT, ROWS, STAGES, TILES, SIDES, PARTS>(FEW_NAMES);                                             \
+// One block of a warp a chain, or two where columns are few: device/marlin_few.py.
+#define MARLIN_FEW(NAME, FORMAT, ROWS)                                                                                \
+    extern "C" __global__ void __launch_bounds__(256, 2) NAME##_few_##ROWS(FEW_PARAMETERS) {                          \
+        marlin_few<FORMAT, ROWS, 3, 4, 1, 1>(FEW_NAMES);                                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void VT_CLUSTER_OF(2) __launch_bounds__(256, 2) NAME##_few_##ROWS##_of_two(FEW_PARAMETERS) { \
+        marlin_few<FORMAT, ROWS, 3, 2, 2, 2>(FEW_NAMES);                                                              \
     }
-#define MARLIN_FEW_FORMS(NAME, FORMAT, STAGES)                                                                        \
-    MARLIN_FEW(NAME, FORMAT, 8, STAGES, 4, 1, 1, 512)                                                                 \
-    MARLIN_FEW(NAME, FORMAT, 16, STAGES, 4, 1, 1, 512)                                                                \
-    MARLIN_FEW(NAME, FORMAT, 8, STAGES, 4, 2, 2, 512)                                                                 \
-    MARLIN_FEW(NAME, FORMAT, 16, STAGES, 4, 2, 2, 512)
 #endif

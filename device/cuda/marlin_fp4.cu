@@ -21,9 +21,11 @@ FP4_KERNELS(marlin_mxfp4_bf16, MxBf16)
 #if VT_TILES
 #define MARLIN_FORMS(NAME, KIND, SCALE)                                                                               \
     typedef StreamedFp4<KIND, SCALE> NAME##_codes;                                                                    \
-    MARLIN_STREAMED(NAME, NAME##_codes)                                                                               \
-    MARLIN_LOADED_FORMS(NAME, NAME##_codes)                                                                           \
-    MARLIN_FEW_FORMS(NAME, NAME##_codes, 3)
+    MARLIN_FEW(NAME, NAME##_codes, 8)                                                                                 \
+    MARLIN_FEW(NAME, NAME##_codes, 16)                                                                                \
+    MARLIN_STREAM(NAME, NAME##_codes, 32)                                                                             \
+    MARLIN_STREAM(NAME, NAME##_codes, 64)                                                                             \
+    MARLIN_LOADED_FORMS(NAME, NAME##_codes)
 MARLIN_FORMS(marlin_nvfp4_bf16, BF16, S0E5M3)
 MARLIN_FORMS(marlin_nvfp4_f16, F16, S0E5M3)
 MARLIN_FORMS(marlin_mxfp4_bf16, BF16, E8M0)

@@ -81,12 +81,12 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         // The warp's 16 columns x 64 k, as soon as they are there.
         auto take = [&](unsigned(&a)[4][4]) {
             barrier_wait(full + stage, parity);
-            const char* here = (const char*)tiles + stage * S::BYTES;
+            const char* mine = (const char*)tiles + stage * S::BYTES;
             unsigned raw[4][W::TILE / 4];
 #pragma unroll
             for (int s = 0; s < 4; ++s)
-                take_words(raw[s], here + S::WORDS + (s * GROUPS + group) * S::UNIT + lane * (4 * W::TILE) + warp * W::TILE);
-            held.take(here + S::SCALES + group * W::SCALE_BYTES, S::SCALE_ROW, here + S::ZEROS + group * W::ZERO_BYTES, warp, g, zero);
+                take_words(raw[s], mine + S::WORDS + (s * GROUPS + group) * S::UNIT + lane * (4 * W::TILE) + warp * W::TILE);
+            held.take(mine + S::SCALES + group * W::SCALE_BYTES, S::SCALE_ROW, mine + S::ZEROS + group * W::ZERO_BYTES, warp, g, zero);
 #pragma unroll
             for (int s = 0; s < 4; ++s) held.operands(a[s], raw[s], s, 0, warp);
         };

@@ -13,9 +13,11 @@ W4A16_KERNELS(marlin8_f16, F16, MarlinWords<8>)
 #if VT_TILES
 #define MARLIN_FORMS(NAME, KIND, BITS, ZEROED)                                                                        \
     typedef StreamedCodes<KIND, BITS, ZEROED> NAME##_codes;                                                           \
-    MARLIN_STREAMED(NAME, NAME##_codes)                                                                               \
-    MARLIN_LOADED_FORMS(NAME, NAME##_codes)                                                                           \
-    MARLIN_FEW_FORMS(NAME, NAME##_codes, BITS == 4 ? 3 : 2)
+    MARLIN_FEW(NAME, NAME##_codes, 8)                                                                                 \
+    MARLIN_FEW(NAME, NAME##_codes, 16)                                                                                \
+    MARLIN_STREAM(NAME, NAME##_codes, 32)                                                                             \
+    MARLIN_STREAM(NAME, NAME##_codes, 64)                                                                             \
+    MARLIN_LOADED_FORMS(NAME, NAME##_codes)
 MARLIN_FORMS(marlin4_bf16, BF16, 4, false)
 MARLIN_FORMS(marlin4_f16, F16, 4, false)
 MARLIN_FORMS(marlin4_zeros_bf16, BF16, 4, true)

@@ -1,7 +1,7 @@
-// Products of up to 64 rows of 16-bit activations with weights in Marlin's tiles on Hopper. A block has COLUMNS_HERE
-// columns: each group of four warps TILES times 64, whose 16 columns a warp unpacks into registers as left operands while
-// the products of the 16 k before are under way. The copy engine brings words, scales and zero points in runs as long as
-// the block is broad, beside the rows of `a`, many stages ahead.
+// Products of up to 64 rows of 16-bit activations with weights in Marlin's tiles on Hopper, for more rows than marlin_few.cuh
+// takes. A block has 256 columns: each of two groups of four warps 128, whose tiles a warp unpacks into registers as left
+// operands while the products of the 16 k before are under way. The copy engine brings words, scales and zero points in
+// runs as long as the block is broad, beside the rows of `a`, many stages ahead.
 //
 // A part of K, as long as the launcher says, is summed by tensor cores from its first k to its last; part sums are added
 // in float32 from the first on, however the work is spread:
@@ -9,14 +9,15 @@
 //    Where a share ends within a tile, its sums wait in memory for the block that goes on. A block begins with the tile
 //    that it leaves unfinished and ends with the one that it takes over, so that nobody waits long. Its place in the run
 //    is drawn from a counter: the share before belongs to a block that runs already.
-// 2. *_split: few columns and more than 16 rows. Blocks have equal shares of all tiles' parts and leave each one's sums in
-//    memory, which *_join adds up.
-// Up to 16 rows (ALONE) a warp multiplies by itself: wgmma would take as long for few rows as for 64.
+// 2. *_split: few columns. Blocks have equal shares of all tiles' parts and leave each one's sums in memory, which *_join
+//    adds up.
 #pragma once
 #include "marlin_formats.cuh"
 
 #define STREAM_STAGES 20  // at most
-#define STREAM_PARTS 16  // of K, at most
+#define STREAM_PARTS 8  // of K, at most
+#define STREAM_TILES 2  // times 64 columns of a group
+#define STREAM_GROUPS 2
 
 #if VT_TILES
 
@@ -54,12 +55,13 @@ static inline void stores_for_others() {}
     rows_map, rows, columns, depth, words, scales, zeros, out, group_size, zero, factors, bias, length, stages_,     \
         blocks, states, flags
 
-// ROWS of `a`, GROUPS of four warps with TILES times 64 columns each. length: 64 k of a part, in such steps.
-template <class W, int ROWS, int TILES, int GROUPS, bool SPLIT, bool ALONE, int UP, int DOWN>
+// ROWS of `a`. length: 64 k of a part, in such steps.
+template <class W, int ROWS, bool SPLIT>
 VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                          const void* zeros, void* out, i64 group_size, i64 zero, const void* factors, const void* bias,
                          i64 length_, i64 stages_, i64 blocks, float4* states, unsigned* flags) {
     VT_SHARED(memory);
+    constexpr int TILES = STREAM_TILES, GROUPS = STREAM_GROUPS;
     typedef Stage<W, ROWS, TILES * GROUPS> S;
     constexpr int KIND = W::KIND, HERE = S::UNITS * COLUMNS, SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4;
     int stages = (int)stages_, thread = (int)threadIdx.x, length = (int)length_;
@@ -104,7 +106,7 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     auto end_of = [&](int tile) { return tile == tile_last ? (int)(end_all - (i64)tile * chunks) : chunks; };
     int stage = 0, parity = 0;
     if (thread < 128) {
-        registers_down<DOWN>();
+        registers_down<40>();
         if (thread < 32) {
             Sender<W, S> sender(thread, wide, columns, group_size, words, scales, zeros);
             for (int tile = tile_last; tile >= tile_first; --tile) {
@@ -128,7 +130,7 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
             if (thread == 0) barrier_arrive(full + stage);
         }
     } else {
-        registers_up<UP>();
+        registers_up<232>();
         int own = thread - 128, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
         int unit = group * TILES + warp * TILES / 4, first = warp * TILES & 3;  // tiles `first` on of 64 columns
         float part[TILES][SUMS], total[SPLIT ? 1 : TILES][SUMS];
@@ -160,44 +162,23 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
             unpack(0);
         };
         // One step: the products of 64 k; `fresh`: the sums begin.
-        int row_at = (lane & 7) + (ROWS > 8 ? (lane >> 4) * 8 : 0), vector = ROWS > 8 ? lane >> 3 & 1 : lane >> 3;
         auto step = [&](bool fresh) {
             const u8* here = tiles + stage * S::BYTES;
             int own_stage = stage;
             if (++stage == stages) stage = 0, parity ^= 1;
-            if constexpr (ALONE) {
-                unsigned b[ROWS > 8 ? ROWS / 16 : 1][4];
+            // Operands are made while the products before are under way, none of which is as the loop goes round.
+            u64 tokens = tile_of(here);
 #pragma unroll
-                for (int s = 0; s < 4; ++s) {
-                    if (ROWS > 8 || s % 2 == 0)
+            for (int s = 0; s < 4; ++s) {
+                products_begin();
 #pragma unroll
-                        for (int q = 0; q < (ROWS > 8 ? ROWS / 16 : 1); ++q)
-                            fetch_matrices(b[q], here + place(row_at, 2 * s + vector) + q * 2048);
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                        for (int e = 0; e < ROWS / 8; ++e)
-                            multiply<KIND>(*(float(*)[4])&part[j][4 * e], a[s & 1][j], b[e / 2][ROWS > 8 ? e % 2 * 2 : s % 2 * 2],
-                                           b[e / 2][ROWS > 8 ? e % 2 * 2 + 1 : s % 2 * 2 + 1]);
-                    if (s < 3) unpack(s + 1);
-                    else take();
-                }
-            } else {
-                // Operands are made while the products before are under way, none of which is as the loop goes round: the
-                // assembler would wait for each of them.
-                u64 tokens = tile_of(here);
-#pragma unroll
-                for (int s = 0; s < 4; ++s) {
-                    products_begin();
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j) multiply_registers<KIND>(part[j], a[s & 1][j], further(tokens, s), s > 0 || !fresh);
-                    products_close();
-                    products_wait<1>();
-                    if (s < 3) unpack(s + 1);
-                    else take();
-                }
-                products_wait<0>();
+                for (int j = 0; j < TILES; ++j) multiply_registers<KIND>(part[j], a[s & 1][j], further(tokens, s), s > 0 || !fresh);
+                products_close();
+                products_wait<1>();
+                if (s < 3) unpack(s + 1);
+                else take();
             }
+            products_wait<0>();
             release(own_stage);
         };
         // Sums of rows 8 e + 2 (lane % 4) and the next, columns g and g + 8 of tile j.
@@ -245,11 +226,6 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                 int stop = chunk - at + length;
                 stop = stop < end ? stop : end;
                 bool fresh = at == 0;
-                if (ALONE && fresh)
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                        for (int i = 0; i < SUMS; ++i) part[j][i] = 0.0f;
 #pragma unroll 1
                 for (; chunk < stop; ++chunk) {
                     step(fresh);
@@ -301,9 +277,10 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
 }
 
 // Adds up what *_split leaves; a block is a vector of each thread's sums of a tile.
-template <class W, int ROWS, int TILES, int GROUPS>
+template <class W, int ROWS>
 VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, const void* factors, const void* bias, void* out) {
-    constexpr int KIND = W::KIND, SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4, THREADS = 128 * GROUPS, HERE = TILES * GROUPS * COLUMNS;
+    constexpr int KIND = W::KIND, TILES = STREAM_TILES, GROUPS = STREAM_GROUPS, HERE = TILES * GROUPS * COLUMNS;
+    constexpr int SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4, THREADS = 128 * GROUPS;
     int own = (int)threadIdx.x, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2, parts = (int)parts_;
     int unit = group * TILES + warp * TILES / 4, first = warp * TILES & 3;
     int tile = (int)blockIdx.x / VECTORS, v = (int)blockIdx.x % VECTORS, j = v / (SUMS / 4), e = v % (SUMS / 4);
@@ -333,27 +310,16 @@ VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, 
     }
 }
 
-// RESIDENT: blocks of a multiprocessor. UP, DOWN: registers of those who multiply and of those who bring.
-#define MARLIN_RUN(NAME, FORMAT, ROWS, TILES, GROUPS, ALONE, RESIDENT, UP, DOWN)                                      \
-    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, RESIDENT) NAME(STREAM_PARAMETERS) {              \
-        marlin_stream<FORMAT, ROWS, TILES, GROUPS, false, ALONE, UP, DOWN>(STREAM_NAMES);                             \
+#define MARLIN_STREAM(NAME, FORMAT, ROWS)                                                                             \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * STREAM_GROUPS, 1) NAME##_run_##ROWS(STREAM_PARAMETERS) { \
+        marlin_stream<FORMAT, ROWS, false>(STREAM_NAMES);                                                             \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * STREAM_GROUPS, 1) NAME##_split_##ROWS(STREAM_PARAMETERS) { \
+        marlin_stream<FORMAT, ROWS, true>(STREAM_NAMES);                                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128 * STREAM_GROUPS)                                                 \
+        NAME##_join_##ROWS(i64 rows, i64 columns, i64 parts, const float4* states, const void* factors,               \
+                           const void* bias, void* out) {                                                             \
+        marlin_join<FORMAT, ROWS>(rows, columns, parts, states, factors, bias, out);                                  \
     }
-#define MARLIN_SPLIT(NAME, FORMAT, ROWS, TILES, GROUPS, ALONE, RESIDENT, UP, DOWN)                                    \
-    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, RESIDENT) NAME(STREAM_PARAMETERS) {              \
-        marlin_stream<FORMAT, ROWS, TILES, GROUPS, true, ALONE, UP, DOWN>(STREAM_NAMES);                              \
-    }
-#define MARLIN_JOIN(NAME, FORMAT, ROWS, TILES, GROUPS)                                                                \
-    extern "C" __global__ void __launch_bounds__(128 * GROUPS)                                                        \
-        NAME(i64 rows, i64 columns, i64 parts, const float4* states, const void* factors, const void* bias, void* out) { \
-        marlin_join<FORMAT, ROWS, TILES, GROUPS>(rows, columns, parts, states, factors, bias, out);                   \
-    }
-#define MARLIN_MANY(NAME, FORMAT, ROWS)                                                                               \
-    MARLIN_RUN(NAME##_run_##ROWS, FORMAT, ROWS, 2, 2, false, 1, 232, 40)                                              \
-    MARLIN_SPLIT(NAME##_split_##ROWS, FORMAT, ROWS, 2, 2, false, 1, 232, 40)                                          \
-    MARLIN_JOIN(NAME##_join_##ROWS, FORMAT, ROWS, 2, 2)
-#define MARLIN_STREAMED(NAME, FORMAT)                                                                                 \
-    MARLIN_RUN(NAME##_run_8, FORMAT, 8, 2, 2, true, 1, 232, 40)                                                       \
-    MARLIN_RUN(NAME##_run_16, FORMAT, 16, 2, 2, true, 1, 232, 40)                                                     \
-    MARLIN_MANY(NAME, FORMAT, 32)                                                                                     \
-    MARLIN_MANY(NAME, FORMAT, 64)
 #endif
