@@ -19,7 +19,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the global scale of bfloat16": ("KIND == BF16 ? 0x1p-119f : 0x1p-7f", "0x1p-119f"),
         "scales of the first tiles": ("(first / 2 + i) * 4", "i * 4"),
         "one scale for 64 k": ("s % EVERY == 0", "s == 0"),
-        "k for columns": ("words[0], 8 * (r & 1) + 4 * (r >> 1)", "words[0], 4 * (r & 1) + 8 * (r >> 1)"),
+        "k for columns": ("r & 1 ? later : w, 4 * (r >> 1)", "r >> 1 ? later : w, 4 * (r & 1)"),
         "columns for k": ("raw[i], 8 * (r & 1) + 4 * (r >> 1)", "raw[i], 4 * (r & 1) + 8 * (r >> 1)"),
         "the first part's largest": ("for (i64 at = threadIdx.x; at < parts; at += 256)",
                                      "for (i64 at = threadIdx.x; at < 1; at += 256)"),
