@@ -6,6 +6,10 @@
 
 #if VT_TILES
 
+#ifndef __CUDACC__
+struct float4 { float x, y, z, w; };
+#endif
+
 // A sum of column n on its way to the result, as `finish` has it.
 template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* factors, const void* bias) {
     float y[1];

@@ -2,33 +2,53 @@
 // up in its order. Groups of four warps have 64 columns each, a warp the 16 of one tile: it unpacks 64 k of them into
 // registers as left operands, while the products of the 64 k before are under way. The copy engine brings rows of `a`, half
 // of them for both blocks of a cluster, beside words, scales and zero points.
+//
+// Tiles that would begin when most others are done are cut into parts of K, which a block has each and *_join adds up.
 #pragma once
 #include "marlin_formats.cuh"
 
 #define MARLIN_LOADED_STAGES 12  // at most
+#define LOADED_PARTS 8  // of K, at most
 
 #if VT_TILES
 
 #define MARLIN_LOADED_PARAMETERS                                                                                      \
     VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void *words, const void *scales, const void *zeros,     \
-        void *out, i64 group_size, i64 zero, const void *factors, const void *bias, i64 length, i64 vectors, i64 stages
+        void *out, i64 group_size, i64 zero, const void *factors, const void *bias, i64 length, i64 vectors, i64 stages,        \
+        i64 whole, float4 *states
 #define MARLIN_LOADED_NAMES                                                                                           \
-    rows_map, rows, columns, depth, words, scales, zeros, out, group_size, zero, factors, bias, length, vectors, stages
+    rows_map, rows, columns, depth, words, scales, zeros, out, group_size, zero, factors, bias, length, vectors, stages, \
+        whole, states
 
-// ROWS of `a` a tile, GROUPS of 64 columns. stages: 64 k each, of which `length` make a chain.
+// Where cluster `number`'s tiles are: the first row, and the first column of its block `rank`.
+struct Corner { int top; i64 left; };
+template <int ROWS, int GROUPS> VT_FN Corner corner_of(int number, int rank, i64 rows) {
+    int down = (int)((rows + ROWS - 1) / ROWS), across = number / down;
+    return {(number - across * down) * ROWS, (i64)(across * CLUSTER + rank) * GROUPS * COLUMNS};
+}
+
+// ROWS of `a` a tile, GROUPS of 64 columns. stages: 64 k each, of which `length` make a chain. Blocks from `whole` on have
+// one chain and leave their sums in `states`.
 template <class W, int ROWS, int GROUPS>
 VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                          const void* zeros, void* out, i64 group_size, i64 zero, const void* factors, const void* bias,
-                         i64 length_, i64 vectors, i64 stages_) {
+                         i64 length_, i64 vectors, i64 stages_, i64 whole, float4* states) {
     VT_SHARED(memory);
     typedef Stage<W, ROWS, GROUPS> S;
     constexpr int KIND = W::KIND, SUMS = ROWS / 2, HALF = ROWS / 2, HERE = GROUPS * COLUMNS;
     int stages = (int)stages_, length = (int)length_, thread = (int)threadIdx.x, rank = block_of_cluster();
     u8 *tiles = memory + (-(u64)memory & 1023), *leaving = tiles + stages * S::BYTES;
     u64 *full = (u64*)(leaving + GROUPS * ROWS * 128), *empty = full + MARLIN_LOADED_STAGES;
-    int down = (int)((rows + ROWS - 1) / ROWS), cluster = (int)blockIdx.x / CLUSTER, across = cluster / down;
-    int top = (cluster - across * down) * ROWS, chunks = (int)(depth / CHUNK);
-    i64 left = (i64)(across * CLUSTER + rank) * HERE;
+    int chunks = (int)(depth / CHUNK), parts = (chunks + length - 1) / length, beyond_whole = (int)blockIdx.x - (int)whole;
+    bool parted = beyond_whole >= 0;
+    int cluster = parted ? beyond_whole / CLUSTER : (int)blockIdx.x / CLUSTER, begin = 0, end = chunks;
+    if (parted) {
+        begin = cluster % parts * length, end = begin + length < chunks ? begin + length : chunks;
+        cluster = (int)whole / CLUSTER + cluster / parts;
+    }
+    Corner corner = corner_of<ROWS, GROUPS>(cluster, rank, rows);
+    int top = corner.top;
+    i64 left = corner.left;
     bool there = left < columns;
     int wide = columns < HERE ? (int)columns : HERE;
     if (left + wide > columns) left = columns - wide;  // the last ones once more
@@ -50,9 +70,9 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         registers_down<40>();
         if (thread < 32) {
             Sender<W, S> sender(thread, wide, columns, group_size, words, scales, zeros);
-            sender.begin(left, 0);
+            sender.begin(left, begin);
 #pragma unroll 1
-            for (int chunk = 0; chunk < chunks; ++chunk) {
+            for (int chunk = begin; chunk < end; ++chunk) {
                 barrier_wait(empty + stage, parity ^ 1);
                 u8* here = tiles + stage * S::BYTES;
                 if (thread == 0) {
@@ -77,7 +97,7 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         typename W::template Held<1> held;
         held.begin(depth, zero);
         unsigned even[4][4], odd[4][4];
-        int before = -1, left_to_take = chunks;
+        int before = -1, left_to_take = end - begin;
         // The warp's 16 columns x 64 k, as soon as they are there.
         auto take = [&](unsigned(&a)[4][4]) {
             barrier_wait(full + stage, parity);
@@ -108,8 +128,8 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         };
         take(even);
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; chunk += length) {
-            int here = chunk + length < chunks ? length : chunks - chunk;
+        for (int chunk = begin; chunk < end; chunk += length) {
+            int here = chunk + length < end ? length : end - chunk;
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) part[i] = 0.0f;
 #pragma unroll 1
@@ -129,40 +149,78 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
             for (int i = 0; i < SUMS; ++i) total[i] += part[i];
         }
 
-        u8* mine = leaving + group * ROWS * 128;
-        int column = group * COLUMNS;
+        if (parted) {
+            float4* to = states + ((i64)beyond_whole * GROUPS + group) * (SUMS / 4 * 128) + (own & 127);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            i64 n = left + column + 16 * warp + 8 * h + g;
-            n = n < columns ? n : columns - 1;
+            for (int i = 0; i < SUMS; i += 4) to[i * 32] = {total[i], total[i + 1], total[i + 2], total[i + 3]};
+        } else {
+            u8* mine = leaving + group * ROWS * 128;
+            int column = group * COLUMNS;
 #pragma unroll
-            for (int i = 0; i < SUMS; i += 4)
+            for (int h = 0; h < 2; ++h) {
+                i64 n = left + column + 16 * warp + 8 * h + g;
+                n = n < columns ? n : columns - 1;
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    int row = 2 * i + 2 * (lane & 3) + e;
-                    unsigned both = pair<KIND>(W::last(total[i + 2 * h + e], n, factors, bias), 0.0f);
-                    *(unsigned short*)(mine + place(row, 2 * warp + h) + 2 * g) = (unsigned short)both;
-                }
-        }
-        group_meets(group);
-        if (there && column < wide)
+                for (int i = 0; i < SUMS; i += 4)
 #pragma unroll
-            for (int i = 0; i < ROWS / 16; ++i) {
-                int row = ((own & 127) >> 3) + 16 * i, v = own & 7;
-                if (top + row < rows) {
-                    uint4 q = *(const uint4*)(mine + place(row, v));
-                    unsigned short* to = (unsigned short*)out + (top + row) * columns + left + column + 8 * v;
-                    if (vectors) {
-                        *(uint4*)to = q;
-                    } else {
-                        const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
+                    for (int e = 0; e < 2; ++e) {
+                        int row = 2 * i + 2 * (lane & 3) + e;
+                        unsigned both = pair<KIND>(W::last(total[i + 2 * h + e], n, factors, bias), 0.0f);
+                        *(unsigned short*)(mine + place(row, 2 * warp + h) + 2 * g) = (unsigned short)both;
+                    }
+            }
+            group_meets(group);
+            if (there && column < wide)
 #pragma unroll
-                        for (int e = 0; e < 8; ++e) to[e] = (unsigned short)(pairs[e >> 1] >> 16 * (e & 1));
+                for (int i = 0; i < ROWS / 16; ++i) {
+                    int row = ((own & 127) >> 3) + 16 * i, v = own & 7;
+                    if (top + row < rows) {
+                        uint4 q = *(const uint4*)(mine + place(row, v));
+                        unsigned short* to = (unsigned short*)out + (top + row) * columns + left + column + 8 * v;
+                        if (vectors) {
+                            *(uint4*)to = q;
+                        } else {
+                            const unsigned pairs[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+                            for (int e = 0; e < 8; ++e) to[e] = (unsigned short)(pairs[e >> 1] >> 16 * (e & 1));
+                        }
                     }
                 }
-            }
+        }
     }
     cluster_meets();
+}
+
+// Adds up parts of tiles; a block is a vector of each thread's sums of a group.
+template <class W, int ROWS, int GROUPS>
+VT_FN void marlin_loaded_join(i64 rows, i64 columns, i64 parts_, i64 whole, const float4* states, const void* factors,
+                              const void* bias, void* out) {
+    constexpr int VECTORS = ROWS / 8;
+    int thread = (int)threadIdx.x, lane = thread & 31, parts = (int)parts_, number = (int)blockIdx.x;
+    int v = number % VECTORS, group = number / VECTORS % GROUPS, block = number / (VECTORS * GROUPS);
+    int rank = block % CLUSTER, cluster = block / CLUSTER, wide = GROUPS * COLUMNS;
+    Corner corner = corner_of<ROWS, GROUPS>((int)whole / CLUSTER + cluster, rank, rows);
+    if (corner.left >= columns) return;
+    if (corner.left + wide > columns) corner.left = columns - wide;
+    const float4* from = states + (((i64)cluster * parts * CLUSTER + rank) * GROUPS + group) * (VECTORS * 128) + v * 128 + thread;
+    float4 x[LOADED_PARTS];
+#pragma unroll
+    for (int p = 0; p < LOADED_PARTS; ++p)
+        if (p < parts) x[p] = from[(i64)p * (CLUSTER * GROUPS * VECTORS * 128)];
+#pragma unroll
+    for (int p = 1; p < LOADED_PARTS; ++p)
+        if (p < parts) x[0].x += x[p].x, x[0].y += x[p].y, x[0].z += x[p].z, x[0].w += x[p].w;
+    const float sums[4] = {x[0].x, x[0].y, x[0].z, x[0].w};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        i64 n = corner.left + group * COLUMNS + (thread >> 5) * 16 + 8 * h + (lane >> 2);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            i64 row = corner.top + 8 * v + 2 * (lane & 3) + i;
+            if (row < rows)
+                ((unsigned short*)out)[row * columns + n] = (unsigned short)pair<W::KIND>(W::last(sums[2 * h + i], n, factors, bias), 0.0f);
+        }
+    }
 }
 
 #define MARLIN_LOADED(NAME, FORMAT, ROWS, GROUPS)                                                                     \
@@ -171,5 +229,10 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     }
 #define MARLIN_LOADED_FORMS(NAME, FORMAT)                                                                             \
     MARLIN_LOADED(NAME##_loaded_128_by_64, FORMAT, 128, 1)                                                            \
-    MARLIN_LOADED(NAME##_loaded_128_by_128, FORMAT, 128, 2)
+    MARLIN_LOADED(NAME##_loaded_128_by_128, FORMAT, 128, 2)                                                           \
+    extern "C" __global__ void __launch_bounds__(128)                                                                 \
+        NAME##_loaded_join(i64 rows, i64 columns, i64 parts, i64 whole, const float4* states, const void* factors,    \
+                           const void* bias, void* out) {                                                             \
+        marlin_loaded_join<FORMAT, 128, 2>(rows, columns, parts, whole, states, factors, bias, out);                  \
+    }
 #endif

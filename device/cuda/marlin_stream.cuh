@@ -34,7 +34,6 @@ VT_FN void flag_wait(unsigned* flag) {
 VT_FN float4 sums_of_others(const float4* at) { return __ldcg(at); }
 VT_FN void stores_for_others() { __threadfence(); }
 #else
-struct float4 { float x, y, z, w; };
 static inline void flag_up(unsigned* flag) { *flag = 1; }
 static inline void flag_wait(unsigned* flag) {
     if (!*flag) {
