@@ -21,6 +21,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "one scale for 64 k": ("s % EVERY == 0", "s == 0"),
         "k for columns": ("r & 1 ? later : w, 4 * (r >> 1)", "r >> 1 ? later : w, 4 * (r & 1)"),
         "columns for k": ("raw[i], 8 * (r & 1) + 4 * (r >> 1)", "raw[i], 4 * (r & 1) + 8 * (r >> 1)"),
+        "scales of every second tile": ("(j & 1 ? bytes_below_signs<1>", "(j & 1 ? bytes_below_signs<0>"),
+        "upper halves of scales for both": ("times_half<KIND, false>(code", "times_half<KIND, true>(code"),
         "the first part's largest": ("for (i64 at = threadIdx.x; at < parts; at += 256)",
                                      "for (i64 at = threadIdx.x; at < 1; at += 256)"),
     },
