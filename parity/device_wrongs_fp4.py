@@ -19,7 +19,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the global scale of bfloat16": ("KIND == BF16 ? 0x1p-119f : 0x1p-7f", "0x1p-119f"),
         "scales of the first tiles": ("(first / 2 + i) * 4", "i * 4"),
         "one scale for 64 k": ("s % EVERY == 0", "s == 0"),
-        "k for columns": ("r & 1 ? later : w, 4 * (r >> 1)", "r >> 1 ? later : w, 4 * (r & 1)"),
+        "k for columns": ("small_pair<KIND>(w, 8 * (r & 1) + 4 * (r >> 1))", "small_pair<KIND>(w, 4 * (r & 1) + 8 * (r >> 1))"),
         "columns for k": ("raw[i], 8 * (r & 1) + 4 * (r >> 1)", "raw[i], 4 * (r & 1) + 8 * (r >> 1)"),
         "scales of every second tile": ("(j & 1 ? bytes_below_signs<1>", "(j & 1 ? bytes_below_signs<0>"),
         "upper halves of scales for both": ("times_half<KIND, false>(code", "times_half<KIND, true>(code"),

@@ -4,6 +4,8 @@
 #include "w4a16.cuh"
 #include "wgmma_registers.cuh"
 
+#define SENDERS 4  // warps that take turns at stages: one alone would take longer to send than others to multiply
+
 #if VT_TILES
 
 #ifndef __CUDACC__
@@ -107,8 +109,10 @@ template <class W, class S> struct Sender {
         at = chunk - number * pace;
         from = base + n * column_bytes_twice / 2 + ((i64)number * apart + first_row) * row_bytes;
     }
-    VT_MEMBER void send(u8* stage, u64* barrier) {
+    VT_MEMBER void send(u8* stage, u64* barrier) const {
         if (bytes) load_bytes(stage + to, from, barrier, bytes);
+    }
+    VT_MEMBER void onward() {
         if (++at == pace) at = 0, from += apart * row_bytes;
     }
 };

@@ -55,10 +55,12 @@ template <int KIND_, int SCALE> struct StreamedFp4 {
         }
         VT_MEMBER void operands(unsigned (&a)[4], const unsigned* words, int s, int j, int) {
             if (s % EVERY == 0) both[j] = scales_of(bytes[s / EVERY][j / 2], j);
-            unsigned w = words[0], later = kept(w >> 8);  // shifts to the left go through the multipliers
+            // Shifts to the left go through the multipliers: more of them where the multipliers have less to do.
+            constexpr bool LEFT = KIND == BF16 && SCALE != E8M0;
+            unsigned w = words[0], later = LEFT ? kept(w >> 8) : 0;
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-                unsigned code = small_pair<KIND>(r & 1 ? later : w, 4 * (r >> 1));
+                unsigned code = LEFT && r & 1 ? small_pair<KIND>(later, 4 * (r >> 1)) : small_pair<KIND>(w, 8 * (r & 1) + 4 * (r >> 1));
                 if (SCALE == E8M0) code = times_pair<KIND>(code, 0x7e807e80u);
                 a[r] = r & 1 ? times_half<KIND, true>(code, both[j]) : times_half<KIND, false>(code, both[j]);
             }

@@ -68,14 +68,16 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     int stage = 0, parity = 0;
     if (thread < 128) {
         registers_down<40>();
-        if (thread < 32) {
-            Sender<W, S> sender(thread, wide, columns, group_size, words, scales, zeros);
-            sender.begin(left, begin);
+        int lane = thread & 31, turn = thread >> 5;
+        Sender<W, S> sender(lane, wide, columns, group_size, words, scales, zeros);
+        sender.begin(left, begin);
 #pragma unroll 1
-            for (int chunk = begin; chunk < end; ++chunk) {
+        for (int chunk = begin; chunk < end; ++chunk, --turn) {
+            if (turn == 0) {
+                turn = SENDERS;
                 barrier_wait(empty + stage, parity ^ 1);
                 u8* here = tiles + stage * S::BYTES;
-                if (thread == 0) {
+                if (lane == 0) {
                     barrier_expect(full + stage, ROWS * 128 + sender.expected);
 #pragma unroll
                     for (int i = 0; i < 2 / CLUSTER; ++i) {
@@ -85,8 +87,9 @@ VT_FN void marlin_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                 }
                 lanes_meet();
                 sender.send(here, full + stage);
-                if (++stage == stages) stage = 0, parity ^= 1;
             }
+            sender.onward();
+            if (++stage == stages) stage = 0, parity ^= 1;
         }
     } else {
         registers_up<GROUPS == 2 ? 232 : 240>();

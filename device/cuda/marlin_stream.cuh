@@ -106,27 +106,32 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     int stage = 0, parity = 0;
     if (thread < 128) {
         registers_down<40>();
-        if (thread < 32) {
-            Sender<W, S> sender(thread, wide, columns, group_size, words, scales, zeros);
-            for (int tile = tile_last; tile >= tile_first; --tile) {
-                int chunk = begin_of(tile), end = end_of(tile);
-                sender.begin(left_of(tile), chunk);
+        int lane = thread & 31, turn = thread >> 5;
+        Sender<W, S> sender(lane, wide, columns, group_size, words, scales, zeros);
+        for (int tile = tile_last; tile >= tile_first; --tile) {
+            int chunk = begin_of(tile), end = end_of(tile);
+            sender.begin(left_of(tile), chunk);
 #pragma unroll 1
-                for (; chunk < end; ++chunk) {
+            for (; chunk < end; ++chunk, --turn) {
+                if (turn == 0) {
+                    turn = SENDERS;
                     barrier_wait(empty + stage, parity ^ 1);
                     u8* here = tiles + stage * S::BYTES;
-                    if (thread == 0) {
+                    if (lane == 0) {
                         barrier_expect(full + stage, ROWS * 128 + sender.expected);
                         load_tile(here, rows_map, full + stage, chunk * 128, 0);
                     }
                     lanes_meet();
                     sender.send(here, full + stage);
-                    if (++stage == stages) stage = 0, parity ^= 1;
                 }
+                sender.onward();
+                if (++stage == stages) stage = 0, parity ^= 1;
             }
-            // Those who multiply take one stage more than there are, whatever lies in it.
+        }
+        // Those who multiply take one stage more than there are, whatever lies in it.
+        if (turn == 0) {
             barrier_wait(empty + stage, parity ^ 1);
-            if (thread == 0) barrier_arrive(full + stage);
+            if (lane == 0) barrier_arrive(full + stage);
         }
     } else {
         registers_up<232>();
