@@ -6,11 +6,12 @@ import numpy as np
 
 from vtlab.ops import providers
 
-from . import marlin_stream
+from . import marlin_hopper, w4a16
 from .codes import settled, spread
-from .fp4_product import CHUNK, Weights, aligned_rows, chains_of, product
+from .fp4_product import Weights, aligned_rows, product
 from .judged import judged_by_norm
 from .launch import MULTIPROCESSORS, PROVIDER, VECTOR, kind, on_hopper, results, start, vectors
+from .marlin_stream import Streamed
 from .runtime import current
 from .scratch import scratch
 
@@ -31,12 +32,10 @@ def apply_fp4_marlin_linear(input, weight, weight_scale, weight_global_scale=Non
     kernel = f"marlin_{form}_{'f16' if input.dtype == np.float16 else 'bf16'}"
     words, scales = settled(weight), settled(weight_scale)
     rows = aligned_rows(input)
-    run = marlin_stream.runs(shape[1], input.shape[1])
-    if target.size and (0 if run else marlin_stream.FEW) < shape[0] <= marlin_stream.ROWS and on_hopper():
-        tile = marlin_stream.CHUNK * marlin_stream.COLUMNS // 2 + marlin_stream.CHUNK * marlin_stream.COLUMNS // group
-        streamed = marlin_stream.Streamed(kernel, tile, words, scales, factors=weight_global_scale, bias=bias)
-        length = chains_of(input.shape[1])[0] * (CHUNK // marlin_stream.CHUNK)
-        marlin_stream.product(op, _FAMILY, rows, streamed, target, length)
+    if target.size and on_hopper():
+        tile = w4a16.CHUNK * w4a16.COLUMNS // 2 + w4a16.CHUNK * w4a16.COLUMNS // group
+        tiles = Streamed(kernel, tile, words, scales, factors=weight_global_scale, bias=bias)
+        marlin_hopper.product(op, _FAMILY, rows, tiles, target)
         return target
     weights = Weights(kernel, words, scales, group, factor=weight_global_scale, bias=bias)
     product(op, _FAMILY, rows, weights, target)

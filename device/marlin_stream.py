@@ -1,7 +1,4 @@
-"""How products of few rows with weights in Marlin's tiles are launched on Hopper: cuda/marlin_stream.cuh.
-
-Which kernel adds up, and so in which order, hangs on the weights' shape and bits alone, never on the number of rows.
-"""
+"""How products of up to 64 rows with weights in Marlin's tiles are launched on Hopper: cuda/marlin_stream.cuh."""
 
 from __future__ import annotations
 
@@ -12,13 +9,11 @@ from .runtime import current
 from .scratch import scratch
 from .w4a16 import CHUNK, COLUMNS
 
-ROWS, FEW = 64, 16
-"""Rows of `a` at most, and up to which warps multiply alone."""
+ROWS = 64
+"""Rows of `a` at most."""
 SHARED = 227 << 10
 """Bytes of shared memory that the copy engine's stages may take."""
-PARTS = 8
-"""Parts that K is cut into at most where a kernel for few rows adds them up."""
-_HIGH, _STAGES, _UNITS = (8, 16, 32, 64), 20, 4
+_HIGH, _STAGES, _UNITS = (32, 64), 20, 4
 _RUN = 132
 """Tiles of 256 columns from which on each multiprocessor has one or more."""
 
@@ -37,41 +32,27 @@ class Streamed(NamedTuple):
     bias: object = None
 
 
-def runs(columns: int, depth: int) -> bool:
-    """Whether tiles follow each other in a run; else their parts are dealt out."""
-    return columns > (_RUN - 1) * _UNITS * COLUMNS or depth < PARTS * CHUNK
-
-
-def length_of(depth: int) -> int:
-    """Chunks of a part, where K has at most PARTS of them."""
-    return -(-depth // (CHUNK * PARTS))
-
-
 def product(op: str, family: str, a, weights: Streamed, out, length: int) -> None:
-    """out = a by the weights, for up to ROWS rows; `length` chunks of K make a part.
-
-    Where tiles do not run: at most 16 parts, and PARTS of them for up to FEW rows.
-    """
+    """out = a by the weights, for up to ROWS rows; `length` chunks of K make a part, of at most eight."""
     (rows, depth), columns = a.shape, out.shape[1]
     high = next(high for high in _HIGH if rows <= high)
     across, parts = -(-columns // (_UNITS * COLUMNS)), -(-depth // (CHUNK * length))
-    run, few = runs(columns, depth), rows <= FEW
-    groups, resident = (1, 2) if few and not run else (2, 1)
+    run = across >= _RUN  # else their parts are dealt out
     stage = -(-(high * 128 + _UNITS * weights.tile) // 1024) * 1024
     fixed = 1024 + (2 * _STAGES + 2) * 8
-    stages = min(_STAGES, (SHARED // resident - (resident - 1) * 1024 - fixed) // stage)
-    blocks = min(MULTIPROCESSORS * resident, across if run else across * parts)
+    stages = min(_STAGES, (SHARED - fixed) // stage)
+    blocks = min(MULTIPROCESSORS, across if run else across * parts)
     kept = 2 * blocks if run else across * parts
     states, flags = scratch.take("marlin sums", kept * high * _UNITS * COLUMNS * 4), None
-    if run or few:
-        flags = scratch.take("marlin run" if run else "marlin split", (1 + 2 * max(blocks, _RUN)) * 4, zero=True)
+    if run:
+        flags = scratch.take("marlin run", (1 + 2 * max(blocks, _RUN)) * 4, zero=True)
     rows_map = current().tensor_map(current().pointer(a), 2 * depth, rows, 2 * depth, high)
     args = [
         rows_map, rows, columns, depth, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
         weights.factors, weights.bias, length, stages, blocks, states, flags,
     ]  # fmt: skip
     name = f"{weights.kernel}_{'run' if run else 'split'}_{high}"
-    start(op, family, name, blocks, (128 + 128 * groups, 1), args, fixed + stages * stage)
-    if not run and not few:
+    start(op, family, name, blocks, (384, 1), args, fixed + stages * stage)
+    if not run:
         joined = [rows, columns, parts, states, weights.factors, weights.bias, out]
         start(op, family, f"{weights.kernel}_join_{high}", across * high // 4, (256, 1), joined)

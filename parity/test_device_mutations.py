@@ -148,6 +148,10 @@ WRONGS = {
 }  # fmt: skip
 
 
+BEFORE_HOPPER = {"w4a8_matmul": ["cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"], "marlin_fp4": ["apply_fp4_marlin_linear"]}
+"""Family: ops that have other kernels there."""
+
+
 def survives(family: str, name: str) -> bool:
     """Whether every device case of the family still passes with the wrong in its source."""
     device = Emulated(EmulatedRuntime({family: WRONGS[family][name]}))
@@ -164,10 +168,10 @@ def survives(family: str, name: str) -> bool:
             test_device_calls_quant.test_blocks_of_fp4_take_turns(device, tiles=False)
         if family == "w4a8_matmul":
             test_device_calls_w4a8.test_many_tiles_of_one_expert(device)
-            before_hopper = EmulatedRuntime({family: WRONGS[family][name]})
-            before_hopper.capability = lambda: (8, 9)
-            for case in cases(["cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"]):
-                check_case(Emulated(before_hopper), case)
+        before_hopper = EmulatedRuntime({family: WRONGS[family][name]})
+        before_hopper.capability = lambda: (8, 9)
+        for case in cases(BEFORE_HOPPER.get(family, ())):
+            check_case(Emulated(before_hopper), case)
         if family == "attention":
             test_device_calls_attention.test_what_is_not_finite_reaches_those_who_see_it(device, rows=40, bad=math.nan)
         for seed in range(6 if family == "kv_blocks" else 0):

@@ -13,15 +13,22 @@ FP4_KERNELS(marlin_nvfp4_bf16, NvBf16)
 FP4_KERNELS(marlin_nvfp4_f16, NvF16)
 FP4_KERNELS(marlin_mxfp4_bf16, MxBf16)
 
-#include "marlin_stream_fp4.cuh"
+#include "marlin_formats_fp4.cuh"
+#include "marlin_few.cuh"
+#include "marlin_loaded.cuh"
+#include "marlin_stream.cuh"
 
 #if VT_TILES
-typedef StreamedFp4<BF16, S0E5M3> StreamedNvBf16;
-typedef StreamedFp4<F16, S0E5M3> StreamedNvF16;
-typedef StreamedFp4<BF16, E8M0> StreamedMxBf16;
-MARLIN_STREAMED(marlin_nvfp4_bf16, StreamedNvBf16)
-MARLIN_STREAMED(marlin_nvfp4_f16, StreamedNvF16)
-MARLIN_STREAMED(marlin_mxfp4_bf16, StreamedMxBf16)
+#define MARLIN_FORMS(NAME, KIND, SCALE)                                                                               \
+    typedef StreamedFp4<KIND, SCALE> NAME##_codes;                                                                    \
+    MARLIN_FEW(NAME, NAME##_codes, 8)                                                                                 \
+    MARLIN_FEW(NAME, NAME##_codes, 16)                                                                                \
+    MARLIN_STREAM(NAME, NAME##_codes, 32)                                                                             \
+    MARLIN_STREAM(NAME, NAME##_codes, 64)                                                                             \
+    MARLIN_LOADED_FORMS(NAME, NAME##_codes)
+MARLIN_FORMS(marlin_nvfp4_bf16, BF16, S0E5M3)
+MARLIN_FORMS(marlin_nvfp4_f16, F16, S0E5M3)
+MARLIN_FORMS(marlin_mxfp4_bf16, BF16, E8M0)
 #endif
 
 VT_FN float element(const void* x, i64 at, i64 kind) {

@@ -1,7 +1,7 @@
-// Products of up to 64 rows of 16-bit activations with weights in Marlin's tiles on Hopper. A block has COLUMNS_HERE
-// columns: each group of four warps TILES times 64, whose 16 columns a warp unpacks into registers as left operands while
-// the products of the 16 k before are under way. The copy engine brings words, scales and zero points in runs as long as
-// the block is broad, beside the rows of `a`, many stages ahead.
+// Products of up to 64 rows of 16-bit activations with weights in Marlin's tiles on Hopper, for more rows than marlin_few.cuh
+// takes. A block has 256 columns: each of two groups of four warps 128, whose tiles a warp unpacks into registers as left
+// operands while the products of the 16 k before are under way. The copy engine brings words, scales and zero points in
+// runs as long as the block is broad, beside the rows of `a`, many stages ahead.
 //
 // A part of K, as long as the launcher says, is summed by tensor cores from its first k to its last; part sums are added
 // in float32 from the first on, however the work is spread:
@@ -9,15 +9,15 @@
 //    Where a share ends within a tile, its sums wait in memory for the block that goes on. A block begins with the tile
 //    that it leaves unfinished and ends with the one that it takes over, so that nobody waits long. Its place in the run
 //    is drawn from a counter: the share before belongs to a block that runs already.
-// 2. *_split: few columns. Blocks have equal shares of all tiles' parts and leave each one's sums in memory; up to 16
-//    rows who is the last at a tile adds up, else *_join does.
-// Up to 16 rows (ALONE) a warp multiplies by itself: wgmma would take as long for few rows as for 64.
+// 2. *_split: few columns. Blocks have equal shares of all tiles' parts and leave each one's sums in memory, which *_join
+//    adds up.
 #pragma once
-#include "w4a16.cuh"
-#include "wgmma_registers.cuh"
+#include "marlin_formats.cuh"
 
 #define STREAM_STAGES 20  // at most
-#define STREAM_PARTS 16  // of K, at most; 8 where rows are up to 16
+#define STREAM_PARTS 8  // of K, at most
+#define STREAM_TILES 2  // times 64 columns of a group
+#define STREAM_GROUPS 2
 
 #if VT_TILES
 
@@ -34,7 +34,6 @@ VT_FN void flag_wait(unsigned* flag) {
 VT_FN float4 sums_of_others(const float4* at) { return __ldcg(at); }
 VT_FN void stores_for_others() { __threadfence(); }
 #else
-struct float4 { float x, y, z, w; };
 static inline void flag_up(unsigned* flag) { *flag = 1; }
 static inline void flag_wait(unsigned* flag) {
     if (!*flag) {
@@ -47,21 +46,6 @@ static inline float4 sums_of_others(const float4* at) { return *at; }
 static inline void stores_for_others() {}
 #endif
 
-// A sum of column n on its way to the result, as `finish` has it.
-template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* factors, const void* bias) {
-    float y[1];
-    if (factors != nullptr) {
-        load(y, factors, single(n), KIND);
-        if (BITS == 4) x = through(x, KIND);
-        x *= y[0];
-    }
-    if (bias != nullptr) {
-        load(y, bias, single(n), KIND);
-        x = through(x, KIND) + y[0];
-    }
-    return x;
-}
-
 #define STREAM_PARAMETERS                                                                                        \
     VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void *words, const void *scales, const void *zeros,     \
         void *out, i64 group_size, i64 zero, const void *factors, const void *bias, i64 length, i64 stages_,         \
@@ -70,67 +54,18 @@ template <int KIND, int BITS> VT_FN float finished(float x, i64 n, const void* f
     rows_map, rows, columns, depth, words, scales, zeros, out, group_size, zero, factors, bias, length, stages_,     \
         blocks, states, flags
 
-// Formats: the bytes that a lane has of a tile of 16 columns x 16 k, how many rows of scales 64 k have, and the bytes of
-// such a row, and of zero points, for 64 columns. `Held` is what a lane keeps of scales for the TILES tiles from `first`
-// on: `take` reads it, `operands` makes the left operand of tile j and the 16 k number s of the lane's words.
-template <int KIND_, int BITS_, bool ZEROED> struct StreamedCodes {
-    static constexpr int KIND = KIND_, TILE = BITS_, SCALE_ROWS = 1, SCALE_BYTES = 128, ZERO_BYTES = ZEROED ? 32 : 0;
-    static constexpr unsigned NO_SCALE = Pairs<KIND>::ONE;
-
-    template <int TILES> struct Held {
-        unsigned mask, scale[TILES][2], minus[TILES][2];
-
-        VT_MEMBER void begin(i64 depth, i64 zero) {
-            // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
-            mask = (BITS_ == 4 ? 0x000f000fu : KIND == F16 ? 0x00ff00ffu : 0x007f007fu) + (unsigned)(depth >> 32);
-#pragma unroll
-            for (int j = 0; j < TILES; ++j) minus[j][0] = minus[j][1] = Pairs<KIND>::MINUS_BASE + (unsigned)zero * 0x10001u;
-        }
-        VT_MEMBER void take(const char* scales, int, const char* zeros, int first, int g, i64 zero) {
-#pragma unroll
-            for (int j = 0; j < TILES; ++j) {
-                unsigned both = word_at(scales, g * 16 + (first + j) * 4);
-                scale[j][0] = pick<0x1010>(both, 0), scale[j][1] = pick<0x3232>(both, 0);
-            }
-            if (ZEROED) {
-                unsigned word = word_at(zeros, g * 4);
-#pragma unroll
-                for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                    for (int h = 0; h < 2; ++h)
-                        minus[j][h] = Pairs<KIND>::MINUS_BASE + ((word >> 4 * (first + j + 4 * h) & 15u) + (unsigned)zero) * 0x10001u;
-            }
-        }
-        // Each weight rounded as `Group::weights` has it.
-        VT_MEMBER void operands(unsigned (&a)[4], const unsigned* words, int, int j, int) const {
-            unsigned w = words[0], codes[4] = {w, w >> 8, w >> 4, w >> 12};
-            if constexpr (BITS_ == 8) codes[1] = words[1], codes[2] = w >> 8, codes[3] = words[1] >> 8;
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                unsigned less = BITS_ == 8 && KIND == BF16 ? (codes[r] & 0x00800080u) ^ 0xc380c380u : minus[j][r & 1];
-                unsigned whole = fma_pair<KIND>((codes[r] & mask) | Pairs<KIND>::BASE, Pairs<KIND>::ONE, less);
-                a[r] = fma_pair<KIND>(whole, scale[j][r & 1], Pairs<KIND>::MINUS_ZERO);
-            }
-        }
-    };
-    static VT_MEMBER float last(float x, i64 n, const void* factors, const void* bias) {
-        return finished<KIND, BITS_>(x, n, factors, bias);
-    }
-};
-
-// ROWS of `a`, GROUPS of four warps with TILES times 64 columns each. length: 64 k of a part, in such steps.
-template <class W, int ROWS, int TILES, int GROUPS, bool SPLIT, bool ALONE, int UP, int DOWN>
+// ROWS of `a`. length: 64 k of a part, in such steps.
+template <class W, int ROWS, bool SPLIT>
 VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                          const void* zeros, void* out, i64 group_size, i64 zero, const void* factors, const void* bias,
                          i64 length_, i64 stages_, i64 blocks, float4* states, unsigned* flags) {
     VT_SHARED(memory);
-    constexpr int KIND = W::KIND, UNITS = TILES * GROUPS, HERE = UNITS * COLUMNS, UNIT = 128 * W::TILE, SUMS = ROWS / 2;
-    constexpr int WORDS = ROWS * 128, SCALES = WORDS + 4 * UNITS * UNIT, SCALE_ROW = UNITS * W::SCALE_BYTES;
-    constexpr int ZEROS = SCALES + W::SCALE_ROWS * SCALE_ROW, VECTORS = TILES * SUMS / 4;
-    constexpr int STAGE = (ZEROS + UNITS * W::ZERO_BYTES + 1023) / 1024 * 1024;
+    constexpr int TILES = STREAM_TILES, GROUPS = STREAM_GROUPS;
+    typedef Stage<W, ROWS, TILES * GROUPS> S;
+    constexpr int KIND = W::KIND, HERE = S::UNITS * COLUMNS, SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4;
     int stages = (int)stages_, thread = (int)threadIdx.x, length = (int)length_;
     u8* tiles = memory + (-(u64)memory & 1023);
-    u64 *full = (u64*)(tiles + stages * STAGE), *empty = full + STREAM_STAGES;
+    u64 *full = (u64*)(tiles + stages * S::BYTES), *empty = full + STREAM_STAGES;
     int* told = (int*)(empty + STREAM_STAGES);
     int chunks = (int)(depth / CHUNK);
     int across = (int)((columns + HERE - 1) / HERE), parts = (chunks + length - 1) / length;
@@ -154,8 +89,8 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     }
     if constexpr (W::SCALE_ROWS == 1)
         for (int s = 0; scales == nullptr && s < stages; ++s)
-            for (int at = thread; at < SCALE_ROW / 4; at += (int)blockDim.x)
-                ((unsigned*)(tiles + s * STAGE + SCALES))[at] = W::NO_SCALE;
+            for (int at = thread; at < S::SCALE_ROW / 4; at += (int)blockDim.x)
+                ((unsigned*)(tiles + s * S::BYTES + S::SCALES))[at] = W::NO_SCALE;
     __syncthreads();
     int block = SPLIT ? (int)blockIdx.x : *told;
     // What this block does: steps of 64 k on the run from tile to tile, a share of whole parts where SPLIT.
@@ -170,45 +105,36 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
     auto end_of = [&](int tile) { return tile == tile_last ? (int)(end_all - (i64)tile * chunks) : chunks; };
     int stage = 0, parity = 0;
     if (thread < 128) {
-        registers_down<DOWN>();
-        if (thread < 32) {
-            // Lanes 0 to 3 bring words of 16 k each, lanes 4 to 7 a row of scales, lane 8 zero points, lane 0 rows of `a` too.
-            constexpr int ROW = W::SCALE_BYTES / COLUMNS;  // bytes of a column's scale
-            bool of_words = thread < 4, of_scales = thread >= 4 && thread < 4 + W::SCALE_ROWS && scales != nullptr;
-            bool of_zeros = thread == 8 && W::ZERO_BYTES;
-            int bytes = of_words ? wide * (2 * W::TILE) : of_scales ? wide * ROW : wide / 2;
-            int to = of_words ? WORDS + thread * UNITS * UNIT : of_scales ? SCALES + (thread - 4) * SCALE_ROW : ZEROS;
-            int expected = ROWS * 128 + wide * (8 * W::TILE) + (scales != nullptr ? wide * ROW * W::SCALE_ROWS : 0) +
-                           (W::ZERO_BYTES ? wide / 2 : 0);
-            i64 row_bytes = of_words ? columns * (2 * W::TILE) : of_scales ? columns * ROW : columns / 2;
-            int pace = of_words || W::SCALE_ROWS > 1 ? 1 : (int)(group_size / CHUNK), apart = of_words ? 4 : W::SCALE_ROWS;
-            for (int tile = tile_last; tile >= tile_first; --tile) {
-                i64 n = left_of(tile);
-                const char* from = of_words ? (const char*)words + n * (2 * W::TILE) + thread * row_bytes
-                                   : of_scales ? (const char*)scales + n * ROW + (thread - 4) * row_bytes
-                                               : (const char*)zeros + n / 2;
-                int chunk = begin_of(tile), end = end_of(tile), number = chunk / pace, at = chunk - number * pace;
-                from += number * apart * row_bytes;
+        registers_down<40>();
+        int lane = thread & 31, turn = thread >> 5;
+        Sender<W, S> sender(lane, wide, columns, group_size, words, scales, zeros);
+        for (int tile = tile_last; tile >= tile_first; --tile) {
+            int chunk = begin_of(tile), end = end_of(tile);
+            sender.begin(left_of(tile), chunk);
 #pragma unroll 1
-                for (; chunk < end; ++chunk) {
+            for (; chunk < end; ++chunk, --turn) {
+                if (turn == 0) {
+                    turn = SENDERS;
                     barrier_wait(empty + stage, parity ^ 1);
-                    u8* here = tiles + stage * STAGE;
-                    if (thread == 0) {
-                        barrier_expect(full + stage, expected);
+                    u8* here = tiles + stage * S::BYTES;
+                    if (lane == 0) {
+                        barrier_expect(full + stage, ROWS * 128 + sender.expected);
                         load_tile(here, rows_map, full + stage, chunk * 128, 0);
                     }
                     lanes_meet();
-                    if (of_words || of_scales || of_zeros) load_bytes(here + to, from, full + stage, bytes);
-                    if (++at == pace) at = 0, from += apart * row_bytes;
-                    if (++stage == stages) stage = 0, parity ^= 1;
+                    sender.send(here, full + stage);
                 }
+                sender.onward();
+                if (++stage == stages) stage = 0, parity ^= 1;
             }
-            // Those who multiply take one stage more than there are, whatever lies in it.
+        }
+        // Those who multiply take one stage more than there are, whatever lies in it.
+        if (turn == 0) {
             barrier_wait(empty + stage, parity ^ 1);
-            if (thread == 0) barrier_arrive(full + stage);
+            if (lane == 0) barrier_arrive(full + stage);
         }
     } else {
-        registers_up<UP>();
+        registers_up<232>();
         int own = thread - 128, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
         int unit = group * TILES + warp * TILES / 4, first = warp * TILES & 3;  // tiles `first` on of 64 columns
         float part[TILES][SUMS], total[SPLIT ? 1 : TILES][SUMS];
@@ -216,8 +142,8 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         for (int j = 0; j < TILES; ++j)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i) part[j][i] = 0.0f;
-        int codes_at = WORDS + unit * UNIT + lane * (4 * W::TILE) + first * W::TILE;
-        int scales_at = SCALES + unit * W::SCALE_BYTES, zeros_at = ZEROS + unit * W::ZERO_BYTES;
+        int codes_at = S::WORDS + unit * S::UNIT + lane * (4 * W::TILE) + first * W::TILE;
+        int scales_at = S::SCALES + unit * W::SCALE_BYTES, zeros_at = S::ZEROS + unit * W::ZERO_BYTES;
         typename W::template Held<TILES> held;
         held.begin(depth, zero);
         auto release = [&](int from) {
@@ -233,65 +159,30 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
         // What the next 64 k need, as soon as it is there; the operands of the first 16.
         auto take = [&] {
             barrier_wait(full + stage, parity);
-            const char* here = (const char*)tiles + stage * STAGE;
+            const char* here = (const char*)tiles + stage * S::BYTES;
 #pragma unroll
-            for (int s = 0; s < 4; ++s) {
-                const char* at = here + codes_at + s * (UNITS * UNIT);
-                if constexpr (TAKEN == 1) {
-                    raw[s][0] = word_at(at, 0);
-                } else if constexpr (TAKEN == 2) {
-                    const uint2 w = *(const uint2*)at;
-                    raw[s][0] = w.x, raw[s][1] = w.y;
-                } else {
-#pragma unroll
-                    for (int i = 0; i < TAKEN; i += 4) {
-                        uint4 w = words_at(at, 4 * i);
-                        raw[s][i] = w.x, raw[s][i + 1] = w.y, raw[s][i + 2] = w.z, raw[s][i + 3] = w.w;
-                    }
-                }
-            }
-            held.take(here + scales_at, SCALE_ROW, here + zeros_at, first, g, zero);
+            for (int s = 0; s < 4; ++s) take_words(raw[s], here + codes_at + s * (S::UNITS * S::UNIT));
+            held.take(here + scales_at, S::SCALE_ROW, here + zeros_at, first, g, zero);
             unpack(0);
         };
         // One step: the products of 64 k; `fresh`: the sums begin.
-        int row_at = (lane & 7) + (ROWS > 8 ? (lane >> 4) * 8 : 0), vector = ROWS > 8 ? lane >> 3 & 1 : lane >> 3;
         auto step = [&](bool fresh) {
-            const u8* here = tiles + stage * STAGE;
+            const u8* here = tiles + stage * S::BYTES;
             int own_stage = stage;
             if (++stage == stages) stage = 0, parity ^= 1;
-            if constexpr (ALONE) {
-                unsigned b[ROWS > 8 ? ROWS / 16 : 1][4];
+            // Operands are made while the products before are under way, none of which is as the loop goes round.
+            u64 tokens = tile_of(here);
 #pragma unroll
-                for (int s = 0; s < 4; ++s) {
-                    if (ROWS > 8 || s % 2 == 0)
+            for (int s = 0; s < 4; ++s) {
+                products_begin();
 #pragma unroll
-                        for (int q = 0; q < (ROWS > 8 ? ROWS / 16 : 1); ++q)
-                            fetch_matrices(b[q], here + place(row_at, 2 * s + vector) + q * 2048);
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                        for (int e = 0; e < ROWS / 8; ++e)
-                            multiply<KIND>(*(float(*)[4])&part[j][4 * e], a[s & 1][j], b[e / 2][ROWS > 8 ? e % 2 * 2 : s % 2 * 2],
-                                           b[e / 2][ROWS > 8 ? e % 2 * 2 + 1 : s % 2 * 2 + 1]);
-                    if (s < 3) unpack(s + 1);
-                    else take();
-                }
-            } else {
-                // Operands are made while the products before are under way, none of which is as the loop goes round: the
-                // assembler would wait for each of them.
-                u64 tokens = tile_of(here);
-#pragma unroll
-                for (int s = 0; s < 4; ++s) {
-                    products_begin();
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j) multiply_registers<KIND>(part[j], a[s & 1][j], further(tokens, s), s > 0 || !fresh);
-                    products_close();
-                    products_wait<1>();
-                    if (s < 3) unpack(s + 1);
-                    else take();
-                }
-                products_wait<0>();
+                for (int j = 0; j < TILES; ++j) multiply_registers<KIND>(part[j], a[s & 1][j], further(tokens, s), s > 0 || !fresh);
+                products_close();
+                products_wait<1>();
+                if (s < 3) unpack(s + 1);
+                else take();
             }
+            products_wait<0>();
             release(own_stage);
         };
         // Sums of rows 8 e + 2 (lane % 4) and the next, columns g and g + 8 of tile j.
@@ -339,11 +230,6 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                 int stop = chunk - at + length;
                 stop = stop < end ? stop : end;
                 bool fresh = at == 0;
-                if (ALONE && fresh)
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                        for (int i = 0; i < SUMS; ++i) part[j][i] = 0.0f;
 #pragma unroll 1
                 for (; chunk < stop; ++chunk) {
                     step(fresh);
@@ -368,72 +254,37 @@ VT_FN void marlin_stream(const TensorMap& rows_map, i64 rows, i64 columns, i64 d
                         for (int i = 0; i < SUMS; ++i) total[j][i] += part[j][i];
                 }
             }
-            if constexpr (SPLIT) {
-                if constexpr (ROWS > 16) continue;  // *_join adds up
-                int done = (end + length - 1) / length - (begin_of(tile) + length - 1) / length;
-                stores_for_others();
-                group_meets(group);
-                if ((own & 127) == 0) {
-                    unsigned* count = flags + (i64)tile * GROUPS + group;
-                    bool last = atomicAdd(count, (unsigned)done) + done == (unsigned)parts;
-                    if (last) *count = 0;
-                    told[1 + group] = last;
-                }
-                group_meets(group);
-                if (told[1 + group]) {
-                    stores_for_others();
-                    const float4* from = states + (i64)tile * parts * (VECTORS * THREADS) + own;
-                    constexpr int AT_ONCE = TILES > 2 ? 1 : 2;
-#pragma unroll 1
-                    for (int next = 0; next < VECTORS; next += AT_ONCE) {
-                        float4 x[AT_ONCE][8];
+            if constexpr (!SPLIT) {  // else *_join adds up
+                if (end == chunks) {
 #pragma unroll
-                        for (int i = 0; i < AT_ONCE; ++i)
-                            if (8 * ((next + i) % (SUMS / 4)) + 2 * (lane & 3) < rows)
+                    for (int j = 0; j < TILES; ++j)
 #pragma unroll
-                                for (int p = 0; p < 8; ++p)
-                                    if (p < parts) x[i][p] = sums_of_others(from + (i64)(p * VECTORS + next + i) * THREADS);
+                        for (int e = 0; e < SUMS / 4; ++e)
+                            store_sums(tile, j, e, {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]});
+                } else {
+                    float4* to = states + (i64)block * (2 * VECTORS * THREADS) + own;
 #pragma unroll
-                        for (int i = 0; i < AT_ONCE; ++i) {
-                            int j = (next + i) / (SUMS / 4), e = (next + i) % (SUMS / 4);
-                            if (8 * e + 2 * (lane & 3) < rows) {
-                                float4 sum = x[i][0];
+                    for (int j = 0; j < TILES; ++j)
 #pragma unroll
-                                for (int p = 1; p < 8; ++p)
-                                    if (p < parts) sum.x += x[i][p].x, sum.y += x[i][p].y, sum.z += x[i][p].z, sum.w += x[i][p].w;
-                                store_sums(tile, j, e, sum);
-                            }
+                        for (int e = 0; e < SUMS / 4; ++e) {
+                            int v = j * (SUMS / 4) + e;
+                            to[v * THREADS] = {part[j][4 * e], part[j][4 * e + 1], part[j][4 * e + 2], part[j][4 * e + 3]};
+                            to[(VECTORS + v) * THREADS] = {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]};
                         }
-                    }
+                    stores_for_others();
+                    group_meets(group);
+                    if ((own & 127) == 0) flag_up(flags + 1 + block * GROUPS + group);
                 }
-            } else if (end == chunks) {
-#pragma unroll
-                for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                    for (int e = 0; e < SUMS / 4; ++e)
-                        store_sums(tile, j, e, {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]});
-            } else {
-                float4* to = states + (i64)block * (2 * VECTORS * THREADS) + own;
-#pragma unroll
-                for (int j = 0; j < TILES; ++j)
-#pragma unroll
-                    for (int e = 0; e < SUMS / 4; ++e) {
-                        int v = j * (SUMS / 4) + e;
-                        to[v * THREADS] = {part[j][4 * e], part[j][4 * e + 1], part[j][4 * e + 2], part[j][4 * e + 3]};
-                        to[(VECTORS + v) * THREADS] = {total[j][4 * e], total[j][4 * e + 1], total[j][4 * e + 2], total[j][4 * e + 3]};
-                    }
-                stores_for_others();
-                group_meets(group);
-                if ((own & 127) == 0) flag_up(flags + 1 + block * GROUPS + group);
             }
         }
     }
 }
 
-// Adds up what *_split leaves of more than 16 rows; a block is a vector of each thread's sums of a tile.
-template <class W, int ROWS, int TILES, int GROUPS>
+// Adds up what *_split leaves; a block is a vector of each thread's sums of a tile.
+template <class W, int ROWS>
 VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, const void* factors, const void* bias, void* out) {
-    constexpr int KIND = W::KIND, SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4, THREADS = 128 * GROUPS, HERE = TILES * GROUPS * COLUMNS;
+    constexpr int KIND = W::KIND, TILES = STREAM_TILES, GROUPS = STREAM_GROUPS, HERE = TILES * GROUPS * COLUMNS;
+    constexpr int SUMS = ROWS / 2, VECTORS = TILES * SUMS / 4, THREADS = 128 * GROUPS;
     int own = (int)threadIdx.x, group = own >> 7, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2, parts = (int)parts_;
     int unit = group * TILES + warp * TILES / 4, first = warp * TILES & 3;
     int tile = (int)blockIdx.x / VECTORS, v = (int)blockIdx.x % VECTORS, j = v / (SUMS / 4), e = v % (SUMS / 4);
@@ -463,30 +314,16 @@ VT_FN void marlin_join(i64 rows, i64 columns, i64 parts_, const float4* states, 
     }
 }
 
-// RESIDENT: blocks of a multiprocessor. UP, DOWN: registers of those who multiply and of those who bring.
-#define MARLIN_RUN(NAME, FORMAT, ROWS, TILES, GROUPS, ALONE, RESIDENT, UP, DOWN)                                      \
-    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, RESIDENT) NAME(STREAM_PARAMETERS) {              \
-        marlin_stream<FORMAT, ROWS, TILES, GROUPS, false, ALONE, UP, DOWN>(STREAM_NAMES);                             \
+#define MARLIN_STREAM(NAME, FORMAT, ROWS)                                                                             \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * STREAM_GROUPS, 1) NAME##_run_##ROWS(STREAM_PARAMETERS) { \
+        marlin_stream<FORMAT, ROWS, false>(STREAM_NAMES);                                                             \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * STREAM_GROUPS, 1) NAME##_split_##ROWS(STREAM_PARAMETERS) { \
+        marlin_stream<FORMAT, ROWS, true>(STREAM_NAMES);                                                              \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(128 * STREAM_GROUPS)                                                 \
+        NAME##_join_##ROWS(i64 rows, i64 columns, i64 parts, const float4* states, const void* factors,               \
+                           const void* bias, void* out) {                                                             \
+        marlin_join<FORMAT, ROWS>(rows, columns, parts, states, factors, bias, out);                                  \
     }
-#define MARLIN_SPLIT(NAME, FORMAT, ROWS, TILES, GROUPS, ALONE, RESIDENT, UP, DOWN)                                    \
-    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, RESIDENT) NAME(STREAM_PARAMETERS) {              \
-        marlin_stream<FORMAT, ROWS, TILES, GROUPS, true, ALONE, UP, DOWN>(STREAM_NAMES);                              \
-    }
-#define MARLIN_JOIN(NAME, FORMAT, ROWS, TILES, GROUPS)                                                                \
-    extern "C" __global__ void __launch_bounds__(128 * GROUPS)                                                        \
-        NAME(i64 rows, i64 columns, i64 parts, const float4* states, const void* factors, const void* bias, void* out) { \
-        marlin_join<FORMAT, ROWS, TILES, GROUPS>(rows, columns, parts, states, factors, bias, out);                   \
-    }
-#define MARLIN_MANY(NAME, FORMAT, ROWS)                                                                               \
-    MARLIN_RUN(NAME##_run_##ROWS, FORMAT, ROWS, 2, 2, false, 1, 232, 40)                                              \
-    MARLIN_SPLIT(NAME##_split_##ROWS, FORMAT, ROWS, 2, 2, false, 1, 232, 40)                                          \
-    MARLIN_JOIN(NAME##_join_##ROWS, FORMAT, ROWS, 2, 2)
-#define MARLIN_STREAMED(NAME, FORMAT)                                                                                 \
-    MARLIN_RUN(NAME##_run_8, FORMAT, 8, 2, 2, true, 1, 232, 40)                                                       \
-    MARLIN_RUN(NAME##_run_16, FORMAT, 16, 2, 2, true, 1, 232, 40)                                                     \
-    MARLIN_MANY(NAME, FORMAT, 32)                                                                                     \
-    MARLIN_MANY(NAME, FORMAT, 64)
-#define MARLIN_FEW(NAME, FORMAT)                                                                                      \
-    MARLIN_SPLIT(NAME##_split_8, FORMAT, 8, 4, 1, true, 2, 216, 40)                                                   \
-    MARLIN_SPLIT(NAME##_split_16, FORMAT, 16, 4, 1, true, 2, 216, 40)
 #endif
