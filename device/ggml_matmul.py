@@ -51,16 +51,14 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
 
 
 _CREW, _TILE = 16, 8
-"""Warps of a block that has one row of a, and rows whose terms one of them keeps."""
-_ROWS = 16
-"""Rows of the weight that a team of those warps takes at once."""
+"""Warps of a block that has one row of a, but for two that send and add, and rows whose terms one of them keeps."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
-_TEAMS = {
-    "Q4_K": (144, 5, 9, 8), "Q5_K": (176, 4, 9, 8), "Q6_K": (210, 3, 8, 0), "Q3_K": (110, 6, 8, 0),
-    "Q2_K": (84, 6, 1, 16), "IQ2_XXS": (66, 6, 1, 0), "IQ3_XXS": (98, 6, 1, 0),
-}  # fmt: skip
-"""Types of 256: bytes of a block, slots of a team's ring, terms of a block and a row, sums of a block of codes."""
+_ITEMS = 8
+"""Blocks of 256 of sixteen rows that a slot of a ring holds."""
+_TILES = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 0, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
+"""Types of 256: sums of a block of codes."""
+_SLOTS = 12
 _WIDEST = 1 << 26
 """Bytes from row to row of the weight that sixteen times fit 31 bits."""
 
@@ -68,23 +66,23 @@ _WIDEST = 1 << 26
 def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
     """Whether the kernel for one row of a could be launched: where rows are aligned and their codes fit a block."""
     runtime, depth, columns = current(), a.shape[1], b.shape[0]
-    grid, blocks, in_pairs = min(MULTIPROCESSORS, -(-columns // 8)), depth // 256, quant_type in _PAIRS
+    grid, in_pairs = min(MULTIPROCESSORS, -(-columns // 8)), quant_type in _PAIRS
     aligned = not (b.shape[1] % 16 or stride % 16 or runtime.pointer(b) % 16)
     if not depth or stride >= _WIDEST or columns >= 1 << 31 or (in_pairs and not aligned):
         return False
-    team = 0 if in_pairs else min((8, 16), key=lambda team: _turns(columns, blocks, grid, team))
-    shared = _shared_pairs(depth, *_PAIRS[quant_type]) if in_pairs else _shared_teams(depth, team, quant_type)
-    if runtime.capability() < (9, 0) or shared > runtime.shared_memory():
+    if runtime.capability() < (9, 0):
         return False
-    args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, team]
-    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * _CREW, 1), args, shared)
+    slots, room = 0, runtime.shared_memory()
+    if in_pairs:
+        shared = _shared_pairs(depth, *_PAIRS[quant_type])
+    else:
+        slots, shared = _shared_tiles(depth, quant_type, room)
+    if shared > room or (not in_pairs and slots < 2):
+        return False
+    args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, slots]
+    warps = _CREW if in_pairs else _CREW + 2
+    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * warps, 1), args, shared)
     return True
-
-
-def _turns(columns: int, blocks: int, grid: int, team: int) -> tuple[int, int]:
-    """Turns of a team, the fewer the better; then, that larger teams copy longer stretches."""
-    rows = -(-columns // (grid * (_CREW // team)))
-    return -(-rows // _ROWS) * -(-blocks // team), -team
 
 
 def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
@@ -92,13 +90,15 @@ def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
     return _CREW * (ring * nbytes + _TILE * 68 * 4) + depth // 32 * (8 + streams * nbytes)
 
 
-def _shared_teams(depth: int, team: int, quant_type: str) -> int:
-    """Bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
-    nbytes, stages, terms, sums = _TEAMS[quant_type]
-    pieces = team * nbytes // 16 if nbytes % 16 == 0 else (team * nbytes + 30) // 16
-    pitch = 16 * (pieces + (2 - pieces & 3) if nbytes % 16 == 0 else pieces | 1)
-    ring, kept = _CREW // team * stages * _ROWS * pitch, 2 * _CREW * _ROWS * terms * 4
-    return ring + kept + 1024 * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * sums)
+def _shared_tiles(depth: int, quant_type: str, room: int) -> tuple[int, int]:
+    """Slots of the ring and bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
+    nbytes = quant_traits(quant_type).nbytes
+    span = _ITEMS * nbytes
+    slot = 16 * (span + 32 if nbytes % 16 == 0 else 16 * ((span + 80) // 16 | 1))
+    slot += 24 + 64 * _ITEMS * (quant_type not in _LANES)
+    rest = 16 + 1024 * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * _TILES[quant_type])
+    slots = min(_SLOTS, (room - rest) // slot)
+    return slots, slots * slot + rest
 
 
 def _target(op: str, out, inputs: tuple, shape: tuple[int, int], dtype: np.dtype) -> tuple[object, int]:

@@ -1,9 +1,18 @@
-// Blocks of 256: teams of warps take sixteen rows of the weight at once, a block each, on the tensor cores.
+// Blocks of 256: sixteen rows of the weight at once meet the row of a on the tensor cores, a block a warp.
 //
-// A warp leaves its block's terms in shared memory; when each warp of the team has had its blocks of this round, a thread
-// for each of the rows' sums adds them in order.
+// Warps have one kind of work each. One sends for the weight: a slot of the ring is sixteen rows by up to eight blocks,
+// neighbours in the order of tiles and, within a tile, of blocks, and the copy engine brings a stretch of each row.
+// Eight by eight the others code the row of a first, then take a slot's blocks, a warp each, and leave their terms
+// where the block was. The last warp adds terms in the order of blocks and hands the slot back. Nobody waits for a
+// neighbour, but for bytes or for a slot.
 #pragma once
 #include "ggml_meet.cuh"
+#include "ggml_ring.cuh"
+
+#ifndef GGML_ITEMS
+#define GGML_ITEMS 8
+#endif
+constexpr int ITEMS = GGML_ITEMS;  // blocks of each row in a slot
 
 template <int TYPE> struct Tiles {
     static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
@@ -12,13 +21,14 @@ template <int TYPE> struct Tiles {
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
     static constexpr int A_SUMS = MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
     static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
-    static constexpr int STAGES = BYTES > 200 ? 3 : BYTES > 150 ? 4 : BYTES > 120 ? 5 : 6;  // slots of a team's ring
+    // From row to row of a slot: rows' words of one number meet in no bank.
+    static constexpr int PITCH = ALIGNED ? ITEMS * BYTES + 32 : 16 * ((ITEMS * BYTES + 80) / 16 | 1);
+    static constexpr int SLOT = 16 * PITCH;
 
-    // Bytes from row to row of so many blocks in shared memory: rows' words of one number meet in no bank.
-    static VT_MEMBER int pitch(int blocks) {
-        int pieces = ALIGNED ? blocks * BYTES / 16 : (blocks * BYTES + 30) / 16;
-        return 16 * (ALIGNED ? pieces + (2 - pieces & 3) : pieces | 1);
-    }
+    // Where the stretch begins that has blocks from number `item` of a slot on: the 16 bytes that its first one is in.
+    static VT_MEMBER int start_of(int item) { return ALIGNED ? item * BYTES : (item * BYTES + 15 & ~15) + (item ? 32 : 0); }
+    // Where a row leaves its eight terms of block `item`, and that of its minimums after them: within that block.
+    static VT_MEMBER int terms_of(int item) { return ALIGNED ? item * BYTES : item * BYTES + 64 + 15 & ~15; }
 };
 
 // The row's codes, of each block its scale, and the sums of its units or of their halves.
@@ -49,124 +59,190 @@ template <int TYPE> VT_MEMBER void code_tiles(const Row& p, Eights& eights, u8* 
     }
 }
 
-// A team has sixteen rows at a time and a block a warp of them; its warps share the work of copying.
-template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int team_size) {
+// A tile's rows and blocks from some slot to another that is `step` blocks further on.
+struct Place {
+    int tile, block;
+    VT_MEMBER void forward(int step, int blocks) {
+        block += step;
+        while (block >= blocks) {
+            block -= blocks;
+            ++tile;
+        }
+    }
+};
+
+// Rows from the sixteen bytes that a stretch begins in; nothing past the weight is touched.
+template <int TYPE> VT_MEMBER void send_for(const Row& p, int first, int last, int turns, int per, int slots, u8* ring, u64* full, u64* empty) {
     using T = Tiles<TYPE>;
-    constexpr int ROWS = 16, SUMS = T::SUMS, TERMS = ROWS * SUMS;
-    VT_SHARED(memory);
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, teams = CREW / team_size, team = warp / team_size;
-    int member = warp - team * team_size, thread = member * 32 + lane, g = lane >> 2, t = lane & 3;
-    int blocks = (int)(p.depth / 256), row_bytes = blocks * T::BYTES, pitch = T::pitch(team_size), slot_bytes = ROWS * pitch;
-    u8* ring = memory + team * T::STAGES * slot_bytes;
-    u8* rest = memory + teams * T::STAGES * slot_bytes;
-    float* terms = (float*)rest + team * team_size * TERMS;  // a second half of them CREW * TERMS further on
-    float* lows = (float*)rest + 2 * CREW * TERMS + team * team_size * ROWS;
-    rest += 2 * CREW * (TERMS + (T::LOWS ? ROWS : 0)) * 4;
-    unsigned* grid_of = (unsigned*)rest;
-    if constexpr (T::GRID) rest += 1024;
-    u8* codes = rest;
-    unsigned short* sums = (unsigned short*)(codes + p.depth);
-    float* scales = (float*)(codes + p.depth + blocks * T::A_SUMS * 2);
-    int number = (int)blockIdx.x * teams + team, rounds = (blocks + team_size - 1) / team_size;
-    int first = cut(0, (int)p.columns, number, grid * teams), last = cut(0, (int)p.columns, number + 1, grid * teams);
-    int tiles = (last - first + ROWS - 1) / ROWS;
-    // What is sent for next.
-    int tile = 0, round = 0, top = first, rows = tiles ? cut(first, last, 1, tiles) - first : 0;
-    // Rows from the sixteen bytes that they begin in; nothing past a row is touched.
-    auto send = [&](int to) {
-        int at = round * team_size * T::BYTES, span = team_size * T::BYTES;
-        if (span > row_bytes - at) span = row_bytes - at;
-        if (tile < tiles) {
-            for (int row = member; row < rows; row += team_size) {
-                const u8* from = p.b + (top + row) * p.stride + at;
-                u8* slot = ring + to * slot_bytes + row * pitch;
-                int skew = T::ALIGNED ? 0 : (int)(unsigned long long)from & 15, end = skew + span;
+    int lane = threadIdx.x & 31, blocks = (int)(p.depth / 256), slot = 0;
+    unsigned parity = 1;
+    Place at = {0, 0};
+    int left = (last - first + 15) / 16 * blocks;
+    for (int turn = 0; turn < turns; ++turn) {
+        phase_over(empty + slot, parity);
+        int count = left < per ? left : per;
+        left -= count;
+        for (int item = 0; item < count;) {
+            int n = blocks - at.block < count - item ? blocks - at.block : count - item, row = first + 16 * at.tile + lane;
+            if (lane < 16 && row < last) {
+                const u8* from = p.b + row * p.stride + at.block * T::BYTES;
+                u8* to = ring + slot * T::SLOT + lane * T::PITCH + T::start_of(item);
+                int skew = T::ALIGNED ? 0 : (int)(unsigned long long)from & 15, end = skew + n * T::BYTES;
                 from -= skew;
-                int whole = end;
-                if (!T::ALIGNED && at + span == row_bytes) {
+                int whole = T::ALIGNED ? end : end + 15 & ~15;
+                if (!T::ALIGNED && row + 1 == (int)p.columns && at.block + n == blocks) {
                     whole = end & ~15;
-                    for (int i = whole + 2 * lane; i < end; i += 64)
-                        *(unsigned short*)(slot + i) = *(const unsigned short*)(from + i);
+                    for (int i = whole; i < end; i += 2) *(unsigned short*)(to + i) = *(const unsigned short*)(from + i);
                 }
-#pragma unroll 4
-                for (int i = 16 * lane; i < whole; i += 512) copy_async(slot + i, from + i);
+                if (whole) stretch(to, from, whole, full + slot);
+            }
+            item += n;
+            at.forward(n, blocks);
+        }
+        if (lane < 16) arrive(full + slot);
+        if (++slot == slots) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+}
+
+// Terms of the slots' blocks, one block after the other: a lane has a row and half of its eight sums, or a row.
+template <int TYPE> VT_MEMBER void add_up(const Row& p, int first, int last, int turns, int per, int slots, const u8* ring, const float* ones, u64* done, u64* empty) {
+    using T = Tiles<TYPE>;
+    constexpr bool EIGHT = T::SUMS == 8;
+    int lane = threadIdx.x & 31, row = EIGHT ? lane >> 1 : lane & 15, half = lane & 1;
+    int blocks = (int)(p.depth / 256), slot = 0, left = (last - first + 15) / 16 * blocks, block = 0, top = first;
+    unsigned parity = 0;
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, low = 0.0f;
+    for (int turn = 0; turn < turns; ++turn) {
+        phase_over(done + slot, parity);
+        int count = left < per ? left : per;
+        left -= count;
+        float term[ITEMS][EIGHT ? 4 : 1], less[ITEMS];
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            if constexpr (EIGHT) {
+                const u8* from = ring + slot * T::SLOT + row * T::PITCH + T::terms_of(i);
+                uint4 four = *(const uint4*)(from + 16 * half);
+                term[i][0] = vt_float((int)four.x), term[i][1] = vt_float((int)four.y);
+                term[i][2] = vt_float((int)four.z), term[i][3] = vt_float((int)four.w);
+                if constexpr (T::LOWS) less[i] = *(const float*)(from + 32);
+            } else {
+                term[i][0] = ones[(slot * ITEMS + i) * 16 + row];
             }
         }
-        copies_close();
-        if (++round == rounds) {
-            round = 0;
-            if (++tile < tiles) {
-                top += rows;
-                rows = cut(first, last, tile + 1, tiles) - top;
-            }
-        }
-    };
-    Eights eights(p, (int)threadIdx.x, 32 * CREW);
-    send(0);  // the others after the codes, whose loads would have to wait for all that is sent for before them
-    code_tiles<TYPE>(p, eights, codes, scales, sums);
-    if constexpr (T::GRID) unfold<TYPE>(grid_of);
 #pragma unroll
-    for (int s = 1; s < T::STAGES - 1; ++s) send(s);
-    copies_wait<T::STAGES - 2>();
-    __syncthreads();
-    int slot = 0, half = 0;
-    for (int i = 0; i < tiles; ++i) {
-        int row0 = cut(first, last, i, tiles), height = cut(first, last, i + 1, tiles) - row0;
-        float sum = 0.0f, low = 0.0f;
-        for (int r = 0; r < rounds; ++r) {
-            send(slot == 0 ? T::STAGES - 1 : slot - 1);
-            const u8* held = ring + slot * slot_bytes;
-            slot = slot + 1 == T::STAGES ? 0 : slot + 1;
-            int block = r * team_size + member;
-            if (block < blocks) {
-                float* to = terms + (half * CREW + member) * TERMS;
-                const u8* mine[2];
+        for (int i = 0; i < ITEMS; ++i) {
+            if (i >= count) break;
 #pragma unroll
-                for (int k = 0; k < 2; ++k) {
-                    int row = g + 8 * k, skew = (int)(long long)(p.b + (row0 + row) * p.stride + r * team_size * T::BYTES) & 15;
-                    mine[k] = held + row * pitch + (T::ALIGNED ? 0 : skew) + member * T::BYTES;
-                }
-                const u8* met = codes + block * 256;
-                float d = scales[block];
-                if constexpr (SUMS == 8) {
-                    int total[4];
-                    float factor[2], less;
-                    meet_lanes<TYPE>(total, factor, less, mine, met, d, sums + T::A_SUMS * block, g, t);
-                    if (T::LOWS && t < 2) lows[(half * CREW + member) * ROWS + g + 8 * t] = less;
+            for (int c = 0; c < (EIGHT ? 4 : 1); ++c) sum[c] = sum[c] + term[i][c];
+            if (T::LOWS) low = low - less[i];
+            if (++block == blocks) {
+                float total[1] = {low};
+                if constexpr (EIGHT) {
 #pragma unroll
-                    for (int k = 0; k < 2; ++k) {
-                        float x = factor[k] * (float)total[2 * k], y = factor[k] * (float)total[2 * k + 1];
-                        *(uint2*)(to + 8 * (g + 8 * k) + 2 * t) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
+                    for (int c = 0; c < 4; ++c) total[0] = total[0] + sum[c];
+                    float before = __shfl_xor_sync(ALL, total[0], 1);
+                    if (half) {
+                        total[0] = before;
+#pragma unroll
+                        for (int c = 0; c < 4; ++c) total[0] = total[0] + sum[c];
                     }
                 } else {
-                    float term = meet_whole<TYPE>(mine, met, d, sums + T::A_SUMS * block, grid_of, g, t);
-                    if (t < 2) to[g + 8 * t] = term;
+                    total[0] = sum[0] * Block<TYPE>::FOLD;
                 }
+                if ((EIGHT ? half : lane < 16) && top + row < last) store(p.out, top + row, total, (int)p.kind);
+                sum[0] = sum[1] = sum[2] = sum[3] = low = 0.0f;
+                block = 0;
+                top += 16;
             }
-            copies_wait<T::STAGES - 2>();  // what this thread has sent for the next round
-            team_meets(team, 32 * team_size);
-            if (thread < TERMS) {
-                int left = blocks - r * team_size, n = left < team_size ? left : team_size;
-                const float* from = terms + half * CREW * TERMS + thread;
-                const float* under = lows + half * CREW * ROWS + thread / SUMS;
-#pragma unroll 4
-                for (int b = 0; b < n; ++b) {
-                    sum = sum + from[TERMS * b];
-                    if (T::LOWS) low = low - under[ROWS * b];
-                }
-            }
-            half ^= 1;
         }
-        if (thread < TERMS) {
-            float total[1] = {low};
-            if constexpr (SUMS == 8) {
+        before_copies();
+        warp_meets();
+        if (lane == 0) arrive(empty + slot);
+        if (++slot == slots) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+}
+
+template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
+    using T = Tiles<TYPE>;
+    VT_SHARED(memory);
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, blocks = (int)(p.depth / 256);
+    u64 *full = (u64*)memory, *done = full + slots, *empty = done + slots;
+    u8* rest = memory + (slots * 24 + 15 & ~15);
+    unsigned* grid_of = (unsigned*)rest;
+    if constexpr (T::GRID) rest += 1024;
+    float* ones = (float*)rest;
+    if constexpr (T::SUMS == 1) rest += slots * ITEMS * 64;
+    u8 *ring = rest, *codes = ring + slots * T::SLOT;
+    unsigned short* sums = (unsigned short*)(codes + p.depth);
+    float* scales = (float*)(codes + p.depth + blocks * T::A_SUMS * 2);
+    int first = cut(0, (int)p.columns, (int)blockIdx.x, grid), last = cut(0, (int)p.columns, (int)blockIdx.x + 1, grid);
+    // A row of fewer blocks than a slot has fills it alone: a slot has blocks of two tiles at most.
+    int per = blocks < ITEMS ? blocks : ITEMS, all = (last - first + 15) / 16 * blocks, turns = (all + per - 1) / per;
+    Eights eights(p, warp < CREW ? (int)threadIdx.x : (int)p.depth, 32 * CREW);
+    if (threadIdx.x < (unsigned)slots) {
+        phases_begin(full + threadIdx.x, 16);
+        phases_begin(done + threadIdx.x, ITEMS);
+        phases_begin(empty + threadIdx.x, 1);
+        phases_seen();
+    }
+    __syncthreads();
+    if (warp == CREW) return send_for<TYPE>(p, first, last, turns, per, slots, ring, full, empty);
+    if (warp > CREW) return add_up<TYPE>(p, first, last, turns, per, slots, ring, ones, done, empty);
+    code_tiles<TYPE>(p, eights, codes, scales, sums);
+    if constexpr (T::GRID) unfold<TYPE>(grid_of);
+    team_meets(1, 32 * CREW);
+    constexpr int TEAMS = CREW / ITEMS;
+    int g = lane >> 2, t = lane & 3, item = warp % ITEMS, slot = warp / ITEMS;
+    unsigned parity = 0;
+    Place at = {0, 0};
+    at.forward(slot * per + item, blocks);
+    for (int turn = slot; turn < turns; turn += TEAMS) {
+        phase_over(full + slot, parity);
+        if (item < per && turn * per + item < all) {
+            u8* held = ring + slot * T::SLOT;
+            const u8* mine[2];
+            int begin = at.block < item ? item - at.block : 0;  // of this stretch
 #pragma unroll
-                for (int c = 0; c < 8; ++c) total[0] = total[0] + __shfl_sync(ALL, sum, (lane & 24) + c);
-            } else {
-                total[0] = sum * Block<TYPE>::FOLD;
+            for (int k = 0; k < 2; ++k) {
+                int row = g + 8 * k, within = item * T::BYTES;
+                if constexpr (!T::ALIGNED) {
+                    i64 away = (first + 16 * at.tile + row) * p.stride + (at.block - item + begin) * T::BYTES;
+                    within = T::start_of(begin) + ((int)(unsigned long long)(p.b + away) & 15) + (item - begin) * T::BYTES;
+                }
+                mine[k] = held + row * T::PITCH + within;
             }
-            int row = thread / SUMS;
-            if (thread % SUMS == 0 && row < height) store(p.out, row0 + row, total, (int)p.kind);
+            const u8* met = codes + at.block * 256;
+            float d = scales[at.block];
+            if constexpr (T::SUMS == 8) {
+                int total[4];
+                float factor[2], less;
+                meet_lanes<TYPE>(total, factor, less, mine, met, d, sums + T::A_SUMS * at.block, g, t);
+                warp_meets();  // everybody has read the block
+                u8* to = held + T::terms_of(item);
+                if (T::LOWS && t < 2) *(float*)(to + (g + 8 * t) * T::PITCH + 32) = less;
+#pragma unroll
+                for (int k = 0; k < 2; ++k) {
+                    float x = factor[k] * (float)total[2 * k], y = factor[k] * (float)total[2 * k + 1];
+                    *(uint2*)(to + (g + 8 * k) * T::PITCH + 8 * t) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
+                }
+            } else {
+                float term = meet_whole<TYPE>(mine, met, d, sums + T::A_SUMS * at.block, grid_of, g, t);
+                if (t < 2) ones[(slot * ITEMS + item) * 16 + g + 8 * t] = term;
+            }
         }
+        warp_meets();
+        if (lane == 0) arrive(done + slot);
+        slot += TEAMS;
+        if (slot >= slots) {
+            slot -= slots;
+            parity ^= 1;
+        }
+        at.forward(TEAMS * per, blocks);
     }
 }
