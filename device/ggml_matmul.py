@@ -58,7 +58,7 @@ _ITEMS = 8
 """Blocks of 256 of sixteen rows that a slot of a ring holds."""
 _TILES = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 0, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
 """Types of 256: sums of a block of codes."""
-_SLOTS = 12
+_TABLES, _SLOTS = 49152, 12
 _WIDEST = 1 << 26
 """Bytes from row to row of the weight that sixteen times fit 31 bits."""
 
@@ -77,7 +77,7 @@ def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
         shared = _shared_pairs(depth, *_PAIRS[quant_type])
     else:
         slots, shared = _shared_tiles(depth, quant_type, room)
-    if shared > room or (not in_pairs and slots < 2):
+    if shared > room or (not in_pairs and slots < 4):
         return False
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, slots]
     warps = _CREW if in_pairs else _CREW + 2
@@ -96,7 +96,7 @@ def _shared_tiles(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     span = _ITEMS * nbytes
     slot = 16 * (span + 32 if nbytes % 16 == 0 else 16 * ((span + 80) // 16 | 1))
     slot += 24 + 64 * _ITEMS * (quant_type not in _LANES)
-    rest = 16 + 1024 * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * _TILES[quant_type])
+    rest = 16 + _TABLES * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * _TILES[quant_type])
     slots = min(_SLOTS, (room - rest) // slot)
     return slots, slots * slot + rest
 

@@ -6,8 +6,8 @@
 // where the block was. The last warp adds terms in the order of blocks and hands the slot back. Nobody waits for a
 // neighbour, but for bytes or for a slot.
 #pragma once
-#include "ggml_meet.cuh"
 #include "ggml_ring.cuh"
+#include "ggml_whole.cuh"
 
 #ifndef GGML_ITEMS
 #define GGML_ITEMS 8
@@ -17,7 +17,7 @@ constexpr int ITEMS = GGML_ITEMS;  // blocks of each row in a slot
 template <int TYPE> struct Tiles {
     static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
     static constexpr bool ALIGNED = BYTES % 16 == 0, GRID = TYPE == IQ2_XXS || TYPE == IQ3_XXS;
-    static constexpr bool PAIRED = ALIGNED || GRID;  // lane t has words 2 t and 2 t + 1 of a unit, else t and t + 4
+    static constexpr int AT_ONCE = SUMS == 1 ? 2 : 1;  // blocks of sixteen rows that a warp has
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
     static constexpr int A_SUMS = MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
     static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
@@ -43,9 +43,11 @@ template <int TYPE> VT_MEMBER void code_tiles(const Row& p, Eights& eights, u8* 
         unsigned high = packed4(c.code[4], c.code[5], c.code[6], c.code[7]);
         int unit = lane >> 2;
         u8* to = codes + block * 256 + (unit >> 1) * 64 + (unit & 1) * 8;
-        if constexpr (T::PAIRED) {
+        if constexpr (T::SUMS == 1) {
+            *(uint2*)(codes + block * 256 + lane * 8) = {low, high};
+        } else if constexpr (T::ALIGNED) {  // lane t of those that meet it has words 2 t and 2 t + 1 of a unit
             *(uint2*)(to + part * 16) = {low, high};
-        } else {
+        } else {  // words t and t + 4
             unsigned* words = (unsigned*)(to + (part & 1) * 32 + (part >> 1) * 4);
             words[0] = low;
             words[4] = high;
@@ -174,8 +176,8 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, blocks = (int)(p.depth / 256);
     u64 *full = (u64*)memory, *done = full + slots, *empty = done + slots;
     u8* rest = memory + (slots * 24 + 15 & ~15);
-    unsigned* grid_of = (unsigned*)rest;
-    if constexpr (T::GRID) rest += 1024;
+    unsigned* tables = (unsigned*)rest;
+    if constexpr (T::GRID) rest += (GRID_WORDS + SIGN_WORDS) * 4;
     float* ones = (float*)rest;
     if constexpr (T::SUMS == 1) rest += slots * ITEMS * 64;
     u8 *ring = rest, *codes = ring + slots * T::SLOT;
@@ -187,18 +189,22 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     Eights eights(p, warp < CREW ? (int)threadIdx.x : (int)p.depth, 32 * CREW);
     if (threadIdx.x < (unsigned)slots) {
         phases_begin(full + threadIdx.x, 16);
-        phases_begin(done + threadIdx.x, ITEMS);
+        phases_begin(done + threadIdx.x, ITEMS / T::AT_ONCE);
         phases_begin(empty + threadIdx.x, 1);
         phases_seen();
     }
     __syncthreads();
     if (warp == CREW) return send_for<TYPE>(p, first, last, turns, per, slots, ring, full, empty);
     if (warp > CREW) return add_up<TYPE>(p, first, last, turns, per, slots, ring, ones, done, empty);
+    if constexpr (T::GRID) unfold<TYPE>(tables);
     code_tiles<TYPE>(p, eights, codes, scales, sums);
-    if constexpr (T::GRID) unfold<TYPE>(grid_of);
     team_meets(1, 32 * CREW);
-    constexpr int TEAMS = CREW / ITEMS;
-    int g = lane >> 2, t = lane & 3, item = warp % ITEMS, slot = warp / ITEMS;
+    constexpr int MATES = ITEMS / T::AT_ONCE, TEAMS = CREW / MATES;  // warps of a slot
+    int g = lane >> 2, t = lane & 3, item = warp % MATES, slot = warp / MATES;
+    if constexpr (T::SUMS == 1) {
+        item = 2 * item + (lane >> 4);
+        g = lane & 15;
+    }
     unsigned parity = 0;
     Place at = {0, 0};
     at.forward(slot * per + item, blocks);
@@ -209,7 +215,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
             const u8* mine[2];
             int begin = at.block < item ? item - at.block : 0;  // of this stretch
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
+            for (int k = 0; k < (T::SUMS == 8 ? 2 : 1); ++k) {
                 int row = g + 8 * k, within = item * T::BYTES;
                 if constexpr (!T::ALIGNED) {
                     i64 away = (first + 16 * at.tile + row) * p.stride + (at.block - item + begin) * T::BYTES;
@@ -232,8 +238,8 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
                     *(uint2*)(to + (g + 8 * k) * T::PITCH + 8 * t) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
                 }
             } else {
-                float term = meet_whole<TYPE>(mine, met, d, sums + T::A_SUMS * at.block, grid_of, g, t);
-                if (t < 2) ones[(slot * ITEMS + item) * 16 + g + 8 * t] = term;
+                float term = meet_whole<TYPE>(mine[0], met, d, sums + T::A_SUMS * at.block, tables + lane);
+                ones[(slot * ITEMS + item) * 16 + g] = term;
             }
         }
         warp_meets();

@@ -1,0 +1,101 @@
+// Blocks of 256 with one sum each meet the activations' codes: a lane has a row's whole block, four products an
+// instruction, and the tables of the i-quants lie in shared memory once for each lane, whose bank nobody else asks.
+#pragma once
+#include "ggml_meet.cuh"
+
+constexpr int GRID_WORDS = 256 * 32, SIGN_WORDS = 128 * 32;
+
+// Bytes of ones where the bits FIRST ... FIRST + 3 say minus, of which the upper bits matter.
+template <int FIRST> VT_FN unsigned tops_of(unsigned bits) { return (bits & 15u << FIRST) * (0x10204080u >> FIRST) & 0x80808080u; }
+// Eight bits to the third bits of eight digits.
+VT_FN unsigned thirds_of(unsigned bits) {
+    bits = bits * 0x1001u & 0x000f000fu;
+    bits = bits * 0x41u & 0x03030303u;
+    return bits * 0x24u & 0x44444444u;
+}
+
+// Entries of the grid, eight digits of IQ2_XXS or four bytes of IQ3_XXS, and what seven bits say of eight signs: third
+// bits of digits, which pick negative values, or the upper bits of four bytes and those below them.
+template <int TYPE> VT_FN void unfold(unsigned* tables) {
+    int lane = threadIdx.x & 31;
+    for (int first = (int)threadIdx.x >> 5 << 5; first < 384; first += 32 * CREW) {
+        int i = first + lane;
+        unsigned entry;
+        if (first < 256) {
+            if constexpr (TYPE == IQ2_XXS) entry = IQ2_XXS_DIGITS[i];
+            else entry = permute(0x1c140c04u, 0x3e342c24u, IQ3_XXS_DIGITS[i]);
+        } else {
+            unsigned seven = (unsigned)i - 256, signs = seven | (ones_of(seven) & 1u) << 7;  // their number is even
+            entry = TYPE == IQ2_XXS ? thirds_of(signs) : tops_of<0>(signs) | tops_of<4>(signs) >> 1;
+        }
+        for (int k = 0; k < 32; ++k) tables[(first + k) * 32 + lane] = __shfl_sync(ALL, entry, k);
+    }
+}
+
+VT_FN unsigned word_in(const uint4& four, int i) { return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w; }
+
+template <int TYPE> VT_MEMBER float meet_whole(const u8* p, const u8* codes, float d, const unsigned short* sums, const unsigned* tables) {
+    const uint4* x = (const uint4*)codes;
+    int total = 0;
+    if constexpr (TYPE == Q2_K) {
+        // Two units of four stand four times as high as the others.
+        const unsigned* w = (const unsigned*)p;
+        int fourfold = 0, minimum = 0;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            unsigned s[2] = {w[2 * h], w[2 * h + 1]}, q[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) q[i] = w[4 + 8 * h + i];
+#pragma unroll
+            for (int u = 0; u < 4; u += 2) {
+                int even[2] = {0, 0}, odd[2] = {0, 0};
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    uint4 a = x[8 * h + 2 * u + half], b = x[8 * h + 2 * u + 2 + half];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        unsigned two = u ? q[4 * half + i] >> 4 : q[4 * half + i];
+                        even[half] = dot4(two & 0x03030303u, word_in(a, i), even[half]);
+                        odd[half] = dot4(two & 0x0c0c0c0cu, word_in(b, i), odd[half]);
+                    }
+                }
+                unsigned scales = s[u / 2] & 0x0f0f0f0fu;
+                total = dot2_low((int)permute((unsigned)even[0], (unsigned)even[1], 0x5410), scales, total);
+                fourfold = dot2_high((int)permute((unsigned)odd[0], (unsigned)odd[1], 0x5410), scales, fourfold);
+            }
+            uint4 of_a = *(const uint4*)(sums + 8 * h);
+            unsigned m[2] = {s[0] >> 4 & 0x0f0f0f0fu, s[1] >> 4 & 0x0f0f0f0fu};
+            minimum = dot2_high((int)of_a.y, m[0], dot2_low((int)of_a.x, m[0], minimum));
+            minimum = dot2_high((int)of_a.w, m[1], dot2_low((int)of_a.z, m[1], minimum));
+        }
+        return (d * f16_at(p + 80)) * (float)(total + (fourfold >> 2)) - (d * f16_at(p + 82)) * (float)minimum;
+    } else {
+        const unsigned *q = (const unsigned*)((unsigned long long)(p + 2) & ~3ull), *signs = tables + GRID_WORDS;
+        unsigned select = ((unsigned long long)(p + 2) & 2) ? 0x5432u : 0x3210u;
+        auto word = [&](int i) { return picked(q[i], q[i + 1], select); };
+#pragma unroll
+        for (int u = 0; u < 8; ++u) {
+            uint4 a[2] = {x[2 * u], x[2 * u + 1]};
+            unsigned first = word(2 * u), second = word(2 * u + 1), beside = TYPE == IQ2_XXS ? second : word(16 + u);
+            int dot = 0, less = 0;
+#pragma unroll
+            for (int l = 0; l < 4; ++l) {
+                unsigned minus = signs[(beside >> 7 * l & 127u) * 32], a0 = word_in(a[l / 2], l % 2 * 2), a1 = word_in(a[l / 2], l % 2 * 2 + 1);
+                if constexpr (TYPE == IQ2_XXS) {
+                    unsigned digits = tables[(first >> 8 * l & 255u) * 32] | minus;
+                    dot = dot4(picked(0x002b1908u, 0x00d5e7f8u, digits), a0, dot);
+                    dot = dot4(picked(0x002b1908u, 0x00d5e7f8u, digits >> 16), a1, dot);
+                } else {
+                    // The bits of a magnitude turned over are one less than its negative.
+                    unsigned pair = (l < 2 ? first : second) >> 16 * (l & 1);
+                    unsigned m0 = picked(minus, 0, 0xba98), m1 = picked(minus << 1, 0, 0xba98);
+                    dot = dot4(tables[(pair & 255u) * 32] ^ m0, a0, dot);
+                    dot = dot4(tables[(pair >> 8 & 255u) * 32] ^ m1, a1, dot);
+                    less = dot4(m1, a1, dot4(m0, a0, less));
+                }
+            }
+            total += (2 * (int)(beside >> 28) + 1) * (dot - less);
+        }
+        return (float)total * (f16_at(p) * d);
+    }
+}
