@@ -238,7 +238,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
                     *(uint2*)(to + (g + 8 * k) * T::PITCH + 8 * t) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
                 }
             } else {
-                float term = meet_whole<TYPE>(mine[0], met, d, sums + T::A_SUMS * at.block, tables + lane);
+                float term = meet_whole<TYPE>(mine[0], met, d, sums + T::A_SUMS * at.block, (const u8*)(tables + lane));
                 ones[(slot * ITEMS + item) * 16 + g] = term;
             }
         }

@@ -32,9 +32,33 @@ template <int TYPE> VT_FN void unfold(unsigned* tables) {
     }
 }
 
+// The lane's entry of the table at `tables`: its number is a byte, or seven bits from FIRST on.
+template <int BYTE> VT_FN unsigned of_byte(const u8* tables, unsigned bits) {
+    return *(const unsigned*)(tables + permute(bits, 0, 0x4440 + BYTE) * 128);
+}
+template <int FIRST> VT_FN unsigned of_seven(const u8* tables, unsigned bits) {
+    return *(const unsigned*)(tables + (bits >> FIRST & 127u) * 128);
+}
+
+// The i-quants' eight values of a unit from 8 L on, and their part of a sum: `bits` has the numbers in the grid.
+template <int TYPE, int L> VT_FN void meet_eight(int& dot, int& less, const u8* tables, unsigned bits, unsigned beside, unsigned a0, unsigned a1) {
+    unsigned minus = of_seven<7 * L>(tables + GRID_WORDS * 4, beside);
+    if constexpr (TYPE == IQ2_XXS) {
+        unsigned digits = of_byte<L>(tables, bits) | minus;
+        dot = dot4(picked(0x002b1908u, 0x00d5e7f8u, digits), a0, dot);
+        dot = dot4(picked(0x002b1908u, 0x00d5e7f8u, digits >> 16), a1, dot);
+    } else {
+        // The bits of a magnitude turned over are one less than its negative.
+        unsigned m0 = picked(minus, 0, 0xba98), m1 = picked(minus << 1, 0, 0xba98);
+        dot = dot4(of_byte<2 * (L & 1)>(tables, bits) ^ m0, a0, dot);
+        dot = dot4(of_byte<2 * (L & 1) + 1>(tables, bits) ^ m1, a1, dot);
+        less = dot4(m1, a1, dot4(m0, a0, less));
+    }
+}
+
 VT_FN unsigned word_in(const uint4& four, int i) { return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w; }
 
-template <int TYPE> VT_MEMBER float meet_whole(const u8* p, const u8* codes, float d, const unsigned short* sums, const unsigned* tables) {
+template <int TYPE> VT_MEMBER float meet_whole(const u8* p, const u8* codes, float d, const unsigned short* sums, const u8* tables) {
     const uint4* x = (const uint4*)codes;
     int total = 0;
     if constexpr (TYPE == Q2_K) {
@@ -70,30 +94,19 @@ template <int TYPE> VT_MEMBER float meet_whole(const u8* p, const u8* codes, flo
         }
         return (d * f16_at(p + 80)) * (float)(total + (fourfold >> 2)) - (d * f16_at(p + 82)) * (float)minimum;
     } else {
-        const unsigned *q = (const unsigned*)((unsigned long long)(p + 2) & ~3ull), *signs = tables + GRID_WORDS;
-        unsigned select = ((unsigned long long)(p + 2) & 2) ? 0x5432u : 0x3210u;
-        auto word = [&](int i) { return picked(q[i], q[i + 1], select); };
+        unsigned apart = (unsigned)(unsigned long long)(p + 2) & 2;
+        const unsigned* q = (const unsigned*)(p + 2 - apart);
+        auto word = [&](int i) { return picked(q[i], q[i + 1], apart ? 0x5432u : 0x3210u); };
 #pragma unroll
         for (int u = 0; u < 8; ++u) {
-            uint4 a[2] = {x[2 * u], x[2 * u + 1]};
-            unsigned first = word(2 * u), second = word(2 * u + 1), beside = TYPE == IQ2_XXS ? second : word(16 + u);
+            uint4 low = x[2 * u], high = x[2 * u + 1];
+            unsigned one = word(2 * u), two = word(2 * u + 1), beside = TYPE == IQ2_XXS ? two : word(16 + u);
             int dot = 0, less = 0;
-#pragma unroll
-            for (int l = 0; l < 4; ++l) {
-                unsigned minus = signs[(beside >> 7 * l & 127u) * 32], a0 = word_in(a[l / 2], l % 2 * 2), a1 = word_in(a[l / 2], l % 2 * 2 + 1);
-                if constexpr (TYPE == IQ2_XXS) {
-                    unsigned digits = tables[(first >> 8 * l & 255u) * 32] | minus;
-                    dot = dot4(picked(0x002b1908u, 0x00d5e7f8u, digits), a0, dot);
-                    dot = dot4(picked(0x002b1908u, 0x00d5e7f8u, digits >> 16), a1, dot);
-                } else {
-                    // The bits of a magnitude turned over are one less than its negative.
-                    unsigned pair = (l < 2 ? first : second) >> 16 * (l & 1);
-                    unsigned m0 = picked(minus, 0, 0xba98), m1 = picked(minus << 1, 0, 0xba98);
-                    dot = dot4(tables[(pair & 255u) * 32] ^ m0, a0, dot);
-                    dot = dot4(tables[(pair >> 8 & 255u) * 32] ^ m1, a1, dot);
-                    less = dot4(m1, a1, dot4(m0, a0, less));
-                }
-            }
+            if constexpr (TYPE == IQ2_XXS) two = one;
+            meet_eight<TYPE, 0>(dot, less, tables, one, beside, low.x, low.y);
+            meet_eight<TYPE, 1>(dot, less, tables, one, beside, low.z, low.w);
+            meet_eight<TYPE, 2>(dot, less, tables, two, beside, high.x, high.y);
+            meet_eight<TYPE, 3>(dot, less, tables, two, beside, high.z, high.w);
             total += (2 * (int)(beside >> 28) + 1) * (dot - less);
         }
         return (float)total * (f16_at(p) * d);
