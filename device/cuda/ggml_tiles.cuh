@@ -19,7 +19,8 @@ template <int TYPE> struct Tiles {
     static constexpr bool ALIGNED = BYTES % 16 == 0, GRID = TYPE == IQ2_XXS || TYPE == IQ3_XXS;
     static constexpr int AT_ONCE = SUMS == 1 ? 2 : 1;  // blocks of sixteen rows that a warp has
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
-    static constexpr int A_SUMS = MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
+    static constexpr bool LANE_SUMS = TYPE == Q3_K, PAIRED = ALIGNED || LANE_SUMS;  // sums of lanes, else of units or halves
+    static constexpr int A_SUMS = LANE_SUMS ? 8 : MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
     static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
     // From row to row of a slot: rows' words of one number meet in no bank.
     static constexpr int PITCH = ALIGNED ? ITEMS * BYTES + 32 : 16 * ((ITEMS * BYTES + 80) / 16 | 1);
@@ -45,7 +46,7 @@ template <int TYPE> VT_MEMBER void code_tiles(const Row& p, Eights& eights, u8* 
         u8* to = codes + block * 256 + (unit >> 1) * 64 + (unit & 1) * 8;
         if constexpr (T::SUMS == 1) {
             *(uint2*)(codes + block * 256 + lane * 8) = {low, high};
-        } else if constexpr (T::ALIGNED) {  // lane t of those that meet it has words 2 t and 2 t + 1 of a unit
+        } else if constexpr (T::PAIRED) {  // lane t of those that meet it has words 2 t and 2 t + 1 of a unit
             *(uint2*)(to + part * 16) = {low, high};
         } else {  // words t and t + 4
             unsigned* words = (unsigned*)(to + (part & 1) * 32 + (part >> 1) * 4);
@@ -56,6 +57,15 @@ template <int TYPE> VT_MEMBER void code_tiles(const Row& p, Eights& eights, u8* 
             int total = c.total + __shfl_xor_sync(ALL, c.total, 1);
             if constexpr (!T::HALVES) total += __shfl_xor_sync(ALL, total, 2);
             if (T::HALVES ? (part & 1) == 0 : part == 0) sums[block * T::A_SUMS + (T::HALVES ? lane / 2 : unit)] = (unsigned short)total;
+        }
+        if constexpr (T::LANE_SUMS) {
+#pragma unroll
+            for (int i = 0; i < 8; i += 2) {
+                int two = c.code[i] + c.code[i + 1] * 65536;
+#pragma unroll
+                for (int m = 1; m <= 16; m *= 2) two += __shfl_xor_sync(ALL, two, m);
+                if (lane == i) *(int*)(sums + block * 8 + i) = (two & 0xffff) | (two - (short)two & ~0xffff);
+            }
         }
         if (lane == 0) scales[block] = c.d;
     }
