@@ -60,11 +60,11 @@ template <bool APART> VT_FN void fetch_threes(unsigned (&q)[2][9], const u8* con
 template <int TYPE>
 VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const u8* const (&p)[2], const u8* codes, float d,
                           const unsigned short* sums, int g, int t) {
-    unsigned mine = 0xffu << 8 * (g & 3);  // the byte of a word that is lane g's, if one is
+    unsigned mine = 0xffu << 8 * (g & 3);  // the byte of a word that is lane g's, of an even word or an odd one
+    unsigned m0 = g < 4 ? mine : 0u, m1 = g < 4 ? 0u : mine;
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[i] = 0;
     if constexpr (TYPE == Q4_K || TYPE == Q5_K) {
-        unsigned m0 = g < 4 ? mine : 0u, m1 = g < 4 ? 0u : mine;
         uint4 head[2] = {*(const uint4*)p[0], *(const uint4*)p[1]};
         unsigned s0[2], s1[2], m[2];
         six_bits_apart(s0, head[0].y, head[0].w);
@@ -105,7 +105,7 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
         }
     } else if constexpr (TYPE == Q3_K) {
         // A code from -4 to 3 times its scale from -32 to 31, and 127: a byte of a word that is multiplied as one number.
-        unsigned m0 = g < 4 ? mine : 0u, m1 = g < 4 ? 0u : mine, select[2];
+        unsigned select[2];
         const u8* aligned[2];
         low = 0.0f;
         int either = 0, lanes = *(const int*)(sums + 2 * t);
