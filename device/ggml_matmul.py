@@ -54,7 +54,7 @@ _CREW, _TILE = 16, 8
 """Warps of a block that has one row of a, but for two that send and add, and rows whose terms one of them keeps."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
-_ITEMS = 8
+_ITEMS, _BESIDES = 16, 5
 """Blocks of 256 of sixteen rows that a slot of a ring holds."""
 _TILES = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 8, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
 """Types of 256: sums of a block of codes."""
@@ -77,10 +77,10 @@ def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
         shared = _shared_pairs(depth, *_PAIRS[quant_type])
     else:
         slots, shared = _shared_tiles(depth, quant_type, room)
-    if shared > room or (not in_pairs and slots < 4):
+    if shared > room or (not in_pairs and slots < 2):
         return False
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, slots]
-    warps = _CREW if in_pairs else _CREW + 2
+    warps = _CREW if in_pairs else _CREW + _BESIDES
     start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * warps, 1), args, shared)
     return True
 
@@ -98,6 +98,7 @@ def _shared_tiles(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     slot += 24 + 64 * _ITEMS * (quant_type not in _LANES)
     rest = 16 + _TABLES * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * _TILES[quant_type])
     slots = min(_SLOTS, (room - rest) // slot)
+    slots -= slots % (1 if quant_type in _LANES else 2)  # a slot has the same warps again and again
     return slots, slots * slot + rest
 
 

@@ -10,9 +10,13 @@
 #include "ggml_whole.cuh"
 
 #ifndef GGML_ITEMS
-#define GGML_ITEMS 8
+#define GGML_ITEMS 16
+#endif
+#ifndef GGML_SENDERS
+#define GGML_SENDERS 4
 #endif
 constexpr int ITEMS = GGML_ITEMS;  // blocks of each row in a slot
+constexpr int SENDERS = GGML_SENDERS;  // warps that send for a slot, some rows each: one alone would take longer than the copies
 
 template <int TYPE> struct Tiles {
     static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
@@ -86,7 +90,8 @@ struct Place {
 // Rows from the sixteen bytes that a stretch begins in; nothing past the weight is touched.
 template <int TYPE> VT_MEMBER void send_for(const Row& p, int first, int last, int turns, int per, int slots, u8* ring, u64* full, u64* empty) {
     using T = Tiles<TYPE>;
-    int lane = threadIdx.x & 31, blocks = (int)(p.depth / 256), slot = 0;
+    int lane = threadIdx.x & 31, mine = ((int)threadIdx.x / 32 - CREW) * (16 / SENDERS) + lane, blocks = (int)(p.depth / 256), slot = 0;
+    bool sends = lane < 16 / SENDERS;
     unsigned parity = 1;
     Place at = {0, 0};
     int left = (last - first + 15) / 16 * blocks;
@@ -95,10 +100,10 @@ template <int TYPE> VT_MEMBER void send_for(const Row& p, int first, int last, i
         int count = left < per ? left : per;
         left -= count;
         for (int item = 0; item < count;) {
-            int n = blocks - at.block < count - item ? blocks - at.block : count - item, row = first + 16 * at.tile + lane;
-            if (lane < 16 && row < last) {
+            int n = blocks - at.block < count - item ? blocks - at.block : count - item, row = first + 16 * at.tile + mine;
+            if (sends && row < last) {
                 const u8* from = p.b + row * p.stride + at.block * T::BYTES;
-                u8* to = ring + slot * T::SLOT + lane * T::PITCH + T::start_of(item);
+                u8* to = ring + slot * T::SLOT + mine * T::PITCH + T::start_of(item);
                 int skew = T::ALIGNED ? 0 : (int)(unsigned long long)from & 15, end = skew + n * T::BYTES;
                 from -= skew;
                 int whole = T::ALIGNED ? end : end + 15 & ~15;
@@ -111,7 +116,7 @@ template <int TYPE> VT_MEMBER void send_for(const Row& p, int first, int last, i
             item += n;
             at.forward(n, blocks);
         }
-        if (lane < 16) arrive(full + slot);
+        if (sends) arrive(full + slot);
         if (++slot == slots) {
             slot = 0;
             parity ^= 1;
@@ -131,26 +136,28 @@ template <int TYPE> VT_MEMBER void add_up(const Row& p, int first, int last, int
         phase_over(done + slot, parity);
         int count = left < per ? left : per;
         left -= count;
-        float term[ITEMS][EIGHT ? 4 : 1], less[ITEMS];
+#pragma unroll 1
+        for (int begin = 0; begin < count; begin += 8) {
+            float term[8][EIGHT ? 4 : 1], less[8];
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) {
-            if constexpr (EIGHT) {
-                const u8* from = ring + slot * T::SLOT + row * T::PITCH + T::terms_of(i);
-                uint4 four = *(const uint4*)(from + 16 * half);
-                term[i][0] = vt_float((int)four.x), term[i][1] = vt_float((int)four.y);
-                term[i][2] = vt_float((int)four.z), term[i][3] = vt_float((int)four.w);
-                if constexpr (T::LOWS) less[i] = *(const float*)(from + 32);
-            } else {
-                term[i][0] = ones[(slot * ITEMS + i) * 16 + row];
+            for (int i = 0; i < 8; ++i) {
+                if constexpr (EIGHT) {
+                    const u8* from = ring + slot * T::SLOT + row * T::PITCH + T::terms_of(begin + i);
+                    uint4 four = *(const uint4*)(from + 16 * half);
+                    term[i][0] = vt_float((int)four.x), term[i][1] = vt_float((int)four.y);
+                    term[i][2] = vt_float((int)four.z), term[i][3] = vt_float((int)four.w);
+                    if constexpr (T::LOWS) less[i] = *(const float*)(from + 32);
+                } else {
+                    term[i][0] = ones[(slot * ITEMS + begin + i) * 16 + row];
+                }
             }
-        }
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) {
-            if (i >= count) break;
+            for (int i = 0; i < 8; ++i) {
+                if (begin + i >= count) break;
 #pragma unroll
-            for (int c = 0; c < (EIGHT ? 4 : 1); ++c) sum[c] = sum[c] + term[i][c];
-            if (T::LOWS) low = low - less[i];
-            if (++block == blocks) {
+                for (int c = 0; c < (EIGHT ? 4 : 1); ++c) sum[c] = sum[c] + term[i][c];
+                if (T::LOWS) low = low - less[i];
+                if (++block < blocks) continue;
                 float total[1] = {low};
                 if constexpr (EIGHT) {
 #pragma unroll
@@ -193,7 +200,9 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     u8 *ring = rest, *codes = ring + slots * T::SLOT;
     unsigned short* sums = (unsigned short*)(codes + p.depth);
     float* scales = (float*)(codes + p.depth + blocks * T::A_SUMS * 2);
-    int first = cut(0, (int)p.columns, (int)blockIdx.x, grid), last = cut(0, (int)p.columns, (int)blockIdx.x + 1, grid);
+    // The first blocks have a row more where rows do not come out even.
+    int number = (int)blockIdx.x, rows = (int)((unsigned)p.columns / (unsigned)grid), over = (int)p.columns - rows * grid;
+    int first = number * rows + (number < over ? number : over), last = first + rows + (number < over);
     // A row of fewer blocks than a slot has fills it alone: a slot has blocks of two tiles at most.
     int per = blocks < ITEMS ? blocks : ITEMS, all = (last - first + 15) / 16 * blocks, turns = (all + per - 1) / per;
     Eights eights(p, warp < CREW ? (int)threadIdx.x : (int)p.depth, 32 * CREW);
@@ -204,8 +213,8 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
         phases_seen();
     }
     __syncthreads();
-    if (warp == CREW) return send_for<TYPE>(p, first, last, turns, per, slots, ring, full, empty);
-    if (warp > CREW) return add_up<TYPE>(p, first, last, turns, per, slots, ring, ones, done, empty);
+    if (warp >= CREW && warp < CREW + SENDERS) return send_for<TYPE>(p, first, last, turns, per, slots, ring, full, empty);
+    if (warp >= CREW) return add_up<TYPE>(p, first, last, turns, per, slots, ring, ones, done, empty);
     if constexpr (T::GRID) unfold<TYPE>(tables);
     code_tiles<TYPE>(p, eights, codes, scales, sums);
     team_meets(1, 32 * CREW);
