@@ -54,7 +54,7 @@ _CREW, _TILE = 16, 8
 """Warps of a block that has one row of a, but for two that send and add, and rows whose terms one of them keeps."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
-_ITEMS, _BESIDES = 16, 5
+_ITEMS, _BESIDES = 16, 8
 """Blocks of 256 of sixteen rows that a slot of a ring holds."""
 _TILES = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 8, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
 """Types of 256: sums of a block of codes."""

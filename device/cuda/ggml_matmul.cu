@@ -281,7 +281,7 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
     PRODUCT(name##_1, __launch_bounds__(256), TYPE, 1)    \
     PRODUCT(name##_4, __launch_bounds__(256, 2), TYPE, 4) \
     ROW(name##_row, FORM, FORM##_warps, TYPE)
-constexpr int in_pairs_warps = CREW, in_tiles_warps = CREW + SENDERS + 1;
+constexpr int in_pairs_warps = CREW, in_tiles_warps = CREW + SENDERS + ADDERS;
 
 PRODUCTS(ggml_q4_0, Q4_0, in_pairs)
 PRODUCTS(ggml_q4_1, Q4_1, in_pairs)

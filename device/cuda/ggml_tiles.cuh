@@ -16,11 +16,12 @@
 #define GGML_SENDERS 4
 #endif
 constexpr int ITEMS = GGML_ITEMS;  // blocks of each row in a slot
-constexpr int SENDERS = GGML_SENDERS;  // warps that send for a slot, some rows each: one alone would take longer than the copies
+constexpr int SENDERS = GGML_SENDERS, ADDERS = 4;  // warps that send for a slot and add its terms, some rows each
 
 template <int TYPE> struct Tiles {
     static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
     static constexpr bool ALIGNED = BYTES % 16 == 0, GRID = TYPE == IQ2_XXS || TYPE == IQ3_XXS;
+    static constexpr int ADD = SUMS == 8 ? ADDERS : 1;   // warps that add
     static constexpr int AT_ONCE = SUMS == 1 ? 2 : 1;  // blocks of sixteen rows that a warp has
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
     static constexpr bool LANE_SUMS = TYPE == Q3_K, PAIRED = ALIGNED || LANE_SUMS;  // sums of lanes, else of units or halves
@@ -124,58 +125,51 @@ template <int TYPE> VT_MEMBER void send_for(const Row& p, int first, int last, i
     }
 }
 
-// Terms of the slots' blocks, one block after the other: a lane has a row and half of its eight sums, or a row.
+// Terms of the slots' blocks, one block after the other: a lane has one of a row's sums.
 template <int TYPE> VT_MEMBER void add_up(const Row& p, int first, int last, int turns, int per, int slots, const u8* ring, const float* ones, u64* done, u64* empty) {
     using T = Tiles<TYPE>;
-    constexpr bool EIGHT = T::SUMS == 8;
-    int lane = threadIdx.x & 31, row = EIGHT ? lane >> 1 : lane & 15, half = lane & 1;
+    int lane = threadIdx.x & 31, row = T::SUMS == 8 ? ((int)threadIdx.x / 32 - CREW - SENDERS) * 4 + lane / 8 : lane & 15;
     int blocks = (int)(p.depth / 256), slot = 0, left = (last - first + 15) / 16 * blocks, block = 0, top = first;
     unsigned parity = 0;
-    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, low = 0.0f;
+    float sum = 0.0f, low = 0.0f;
     for (int turn = 0; turn < turns; ++turn) {
         phase_over(done + slot, parity);
         int count = left < per ? left : per;
         left -= count;
-#pragma unroll 1
-        for (int begin = 0; begin < count; begin += 8) {
-            float term[8][EIGHT ? 4 : 1], less[8];
+        for (int item = 0; item < count;) {
+            int n = blocks - block < count - item ? blocks - block : count - item;
+            for (int i = 0; i < n; i += 8) {
+                float term[8], less[8];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                if constexpr (EIGHT) {
-                    const u8* from = ring + slot * T::SLOT + row * T::PITCH + T::terms_of(begin + i);
-                    uint4 four = *(const uint4*)(from + 16 * half);
-                    term[i][0] = vt_float((int)four.x), term[i][1] = vt_float((int)four.y);
-                    term[i][2] = vt_float((int)four.z), term[i][3] = vt_float((int)four.w);
-                    if constexpr (T::LOWS) less[i] = *(const float*)(from + 32);
-                } else {
-                    term[i][0] = ones[(slot * ITEMS + begin + i) * 16 + row];
+                for (int k = 0; k < 8; ++k) {
+                    term[k] = less[k] = 0.0f;
+                    if (i + k >= n) continue;
+                    const u8* from = T::SUMS == 8 ? ring + slot * T::SLOT + row * T::PITCH + T::terms_of(item + i + k)
+                                                  : (const u8*)(ones + (slot * ITEMS + item + i + k) * 16 + row);
+                    term[k] = *(const float*)(from + (T::SUMS == 8 ? lane % 8 * 4 : 0));
+                    if constexpr (T::LOWS) less[k] = *(const float*)(from + 32);
+                }
+#pragma unroll
+                for (int k = 0; k < 8; ++k) {
+                    if (i + k >= n) continue;
+                    sum = sum + term[k];
+                    if (T::LOWS) low = low - less[k];
                 }
             }
+            item += n;
+            block += n;
+            if (block < blocks) continue;
+            float total[1] = {low};
+            if constexpr (T::SUMS == 8) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                if (begin + i >= count) break;
-#pragma unroll
-                for (int c = 0; c < (EIGHT ? 4 : 1); ++c) sum[c] = sum[c] + term[i][c];
-                if (T::LOWS) low = low - less[i];
-                if (++block < blocks) continue;
-                float total[1] = {low};
-                if constexpr (EIGHT) {
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) total[0] = total[0] + sum[c];
-                    float before = __shfl_xor_sync(ALL, total[0], 1);
-                    if (half) {
-                        total[0] = before;
-#pragma unroll
-                        for (int c = 0; c < 4; ++c) total[0] = total[0] + sum[c];
-                    }
-                } else {
-                    total[0] = sum[0] * Block<TYPE>::FOLD;
-                }
-                if ((EIGHT ? half : lane < 16) && top + row < last) store(p.out, top + row, total, (int)p.kind);
-                sum[0] = sum[1] = sum[2] = sum[3] = low = 0.0f;
-                block = 0;
-                top += 16;
+                for (int c = 0; c < 8; ++c) total[0] = total[0] + __shfl_sync(ALL, sum, (lane & 24) + c);
+            } else {
+                total[0] = sum * Block<TYPE>::FOLD;
             }
+            if ((T::SUMS == 8 ? lane % 8 == 0 : lane < 16) && top + row < last) store(p.out, top + row, total, (int)p.kind);
+            sum = low = 0.0f;
+            block = 0;
+            top += 16;
         }
         before_copies();
         warp_meets();
@@ -209,11 +203,12 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     if (threadIdx.x < (unsigned)slots) {
         phases_begin(full + threadIdx.x, 16);
         phases_begin(done + threadIdx.x, ITEMS / T::AT_ONCE);
-        phases_begin(empty + threadIdx.x, 1);
+        phases_begin(empty + threadIdx.x, T::ADD);
         phases_seen();
     }
     __syncthreads();
     if (warp >= CREW && warp < CREW + SENDERS) return send_for<TYPE>(p, first, last, turns, per, slots, ring, full, empty);
+    if (warp >= CREW + SENDERS + T::ADD) return;
     if (warp >= CREW) return add_up<TYPE>(p, first, last, turns, per, slots, ring, ones, done, empty);
     if constexpr (T::GRID) unfold<TYPE>(tables);
     code_tiles<TYPE>(p, eights, codes, scales, sums);
