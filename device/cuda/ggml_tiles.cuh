@@ -200,10 +200,9 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     // A row of fewer blocks than a slot has fills it alone: a slot has blocks of two tiles at most.
     int per = blocks < ITEMS ? blocks : ITEMS, all = (last - first + 15) / 16 * blocks, turns = (all + per - 1) / per;
     Eights eights(p, warp < CREW ? (int)threadIdx.x : (int)p.depth, 32 * CREW);
-    if (threadIdx.x < (unsigned)slots) {
-        phases_begin(full + threadIdx.x, 16);
-        phases_begin(done + threadIdx.x, ITEMS / T::AT_ONCE);
-        phases_begin(empty + threadIdx.x, T::ADD);
+    if (lane == 0) {  // a warp a barrier: to begin one takes long
+        for (int i = warp; i < 3 * slots; i += CREW + SENDERS + ADDERS)
+            phases_begin(full + i, i < slots ? 16 : i < 2 * slots ? ITEMS / T::AT_ONCE : T::ADD);
         phases_seen();
     }
     __syncthreads();
