@@ -96,9 +96,10 @@ def _shared_tiles(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     span = _ITEMS * nbytes
     slot = 16 * (span + 32 if nbytes % 16 == 0 else 16 * ((span + 80) // 16 | 1))
     slot += 24 + 64 * _ITEMS * (quant_type not in _LANES)
-    rest = 16 + _TABLES * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * _TILES[quant_type])
+    block = 260 + 16 * (quant_type not in _LANES) + 2 * _TILES[quant_type]
+    rest = 16 + _TABLES * quant_type.startswith("IQ") + depth // 256 * block
     slots = min(_SLOTS, (room - rest) // slot)
-    slots -= slots % (1 if quant_type in _LANES else 2)  # a slot has the same warps again and again
+    slots -= slots % (1 if quant_type in _LANES else 4)  # a slot has the same warps again and again
     return slots, slots * slot + rest
 
 

@@ -19,7 +19,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "terms before they are there": ("phase_over(done + slot, parity);", ""),
         "slots before they are free": ("phase_over(empty + slot, parity);", ""),
         "codes before they are there": ("team_meets(1, 32 * CREW);", ""),
-        "the other half of eight sums": ("from + 16 * half", "from + 16 - 16 * half"),
+        "terms of other lanes": ("lane % 8 * 4", "lane % 4 * 4"),
         "warps do not meet": ("""            warp_meets();
             if (lane < rows) {""", "            if (lane < rows) {"),
         "codes less seven": ("TYPE == Q5_0 ? 16 : 8", "TYPE == Q5_0 ? 16 : 7"),
@@ -35,7 +35,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "Q3_K's sums of other lanes": ("dot2_low(lanes, 0x8100u, 0)", "dot2_low(lanes, 0x0081u, 0)"),
         "Q2_K's places": ("fourfold >> 2", "fourfold"),
         "an odd number of signs": ("seven | (ones_of(seven) & 1u) << 7", "seven"),
-        "one block for both halves of a warp": ("item = 2 * item + (lane >> 4);", "item = 2 * item;"),
+        "one block for a whole warp": ("item = 4 * item + (lane >> 3);", "item = 4 * item;"),
         "minimums join at the end": ("float total = B::LANES ? low[m] :", "float total = B::LANES ? 0.0f :"),
     },
 }  # fmt: skip

@@ -65,11 +65,11 @@ static inline void arrive(u64* barrier) {
 static inline void stretch(void* to, const void* from, int bytes, u64* barrier) {
     emulation::copies_of(barrier).push_back({to, from, (size_t)bytes});
 }
-// Bytes come as late as a wait allows.
+// Bytes come as late as a wait allows, and the last that were sent for first.
 static inline void phase_over(u64* barrier, unsigned parity) {
     while (((emulation::Phases*)barrier)->phase == parity) emulation::change(emulation::running->context, emulation::scheduler);
     auto& copies = emulation::copies_of(barrier);
-    for (auto& copy : copies) std::memcpy(copy.to, copy.from, copy.size);
+    for (size_t i = copies.size(); i-- > 0;) std::memcpy(copies[i].to, copies[i].from, copies[i].size);
     copies.clear();
 }
 static inline void before_copies() {}

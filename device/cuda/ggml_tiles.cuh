@@ -22,7 +22,7 @@ template <int TYPE> struct Tiles {
     static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
     static constexpr bool ALIGNED = BYTES % 16 == 0, GRID = TYPE == IQ2_XXS || TYPE == IQ3_XXS;
     static constexpr int ADD = SUMS == 8 ? ADDERS : 1;   // warps that add
-    static constexpr int AT_ONCE = SUMS == 1 ? 2 : 1;  // blocks of sixteen rows that a warp has
+    static constexpr int AT_ONCE = SUMS == 1 ? 4 : 1;  // blocks of sixteen rows that a warp has
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
     static constexpr bool LANE_SUMS = TYPE == Q3_K, PAIRED = ALIGNED || LANE_SUMS;  // sums of lanes, else of units or halves
     static constexpr int A_SUMS = LANE_SUMS ? 8 : MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
@@ -30,6 +30,7 @@ template <int TYPE> struct Tiles {
     // From row to row of a slot: rows' words of one number meet in no bank.
     static constexpr int PITCH = ALIGNED ? ITEMS * BYTES + 32 : 16 * ((ITEMS * BYTES + 80) / 16 | 1);
     static constexpr int SLOT = 16 * PITCH;
+    static constexpr int CODES = SUMS == 1 ? 272 : 256;  // bytes from block to block of the row of a: four meet in no bank
 
     // Where the stretch begins that has blocks from number `item` of a slot on: the 16 bytes that its first one is in.
     static VT_MEMBER int start_of(int item) { return ALIGNED ? item * BYTES : (item * BYTES + 15 & ~15) + (item ? 32 : 0); }
@@ -50,7 +51,7 @@ template <int TYPE> VT_MEMBER void code_tiles(const Row& p, Eights& eights, u8* 
         int unit = lane >> 2;
         u8* to = codes + block * 256 + (unit >> 1) * 64 + (unit & 1) * 8;
         if constexpr (T::SUMS == 1) {
-            *(uint2*)(codes + block * 256 + lane * 8) = {low, high};
+            *(uint2*)(codes + block * T::CODES + lane * 8) = {low, high};
         } else if constexpr (T::PAIRED) {  // lane t of those that meet it has words 2 t and 2 t + 1 of a unit
             *(uint2*)(to + part * 16) = {low, high};
         } else {  // words t and t + 4
@@ -192,8 +193,8 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     float* ones = (float*)rest;
     if constexpr (T::SUMS == 1) rest += slots * ITEMS * 64;
     u8 *ring = rest, *codes = ring + slots * T::SLOT;
-    unsigned short* sums = (unsigned short*)(codes + p.depth);
-    float* scales = (float*)(codes + p.depth + blocks * T::A_SUMS * 2);
+    unsigned short* sums = (unsigned short*)(codes + blocks * T::CODES);
+    float* scales = (float*)(sums + blocks * T::A_SUMS);
     // The first blocks have a row more where rows do not come out even.
     int number = (int)blockIdx.x, rows = (int)((unsigned)p.columns / (unsigned)grid), over = (int)p.columns - rows * grid;
     int first = number * rows + (number < over ? number : over), last = first + rows + (number < over);
@@ -215,8 +216,8 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     constexpr int MATES = ITEMS / T::AT_ONCE, TEAMS = CREW / MATES;  // warps of a slot
     int g = lane >> 2, t = lane & 3, item = warp % MATES, slot = warp / MATES;
     if constexpr (T::SUMS == 1) {
-        item = 2 * item + (lane >> 4);
-        g = lane & 15;
+        item = 4 * item + (lane >> 3);
+        g = lane & 7;
     }
     unsigned parity = 0;
     Place at = {0, 0};
@@ -228,7 +229,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
             const u8* mine[2];
             int begin = at.block < item ? item - at.block : 0;  // of this stretch
 #pragma unroll
-            for (int k = 0; k < (T::SUMS == 8 ? 2 : 1); ++k) {
+            for (int k = 0; k < 2; ++k) {
                 int row = g + 8 * k, within = item * T::BYTES;
                 if constexpr (!T::ALIGNED) {
                     i64 away = (first + 16 * at.tile + row) * p.stride + (at.block - item + begin) * T::BYTES;
@@ -236,7 +237,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
                 }
                 mine[k] = held + row * T::PITCH + within;
             }
-            const u8* met = codes + at.block * 256;
+            const u8* met = codes + at.block * T::CODES;
             float d = scales[at.block];
             if constexpr (T::SUMS == 8) {
                 int total[4];
@@ -251,8 +252,10 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
                     *(uint2*)(to + (g + 8 * k) * T::PITCH + 8 * t) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
                 }
             } else {
-                float term = meet_whole<TYPE>(mine[0], met, d, sums + T::A_SUMS * at.block, (const u8*)(tables + lane));
-                ones[(slot * ITEMS + item) * 16 + g] = term;
+                float term[2];
+                meet_whole<TYPE>(term, mine, met, d, sums + T::A_SUMS * at.block, (const u8*)(tables + lane));
+                ones[(slot * ITEMS + item) * 16 + g] = term[0];
+                ones[(slot * ITEMS + item) * 16 + g + 8] = term[1];
             }
         }
         warp_meets();

@@ -1,5 +1,5 @@
-// Blocks of 256 with one sum each meet the activations' codes: a lane has a row's whole block, four products an
-// instruction, and the tables of the i-quants lie in shared memory once for each lane, whose bank nobody else asks.
+// Blocks of 256 with one sum each meet the activations' codes: a lane has a whole block of two rows, four products
+// an instruction, and the tables of the i-quants lie in shared memory once for each lane, whose bank nobody else asks.
 #pragma once
 #include "ggml_meet.cuh"
 
@@ -58,57 +58,80 @@ template <int TYPE, int L> VT_FN void meet_eight(int& dot, int& less, const u8* 
 
 VT_FN unsigned word_in(const uint4& four, int i) { return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w; }
 
-template <int TYPE> VT_MEMBER float meet_whole(const u8* p, const u8* codes, float d, const unsigned short* sums, const u8* tables) {
+// The terms of a block of two rows.
+template <int TYPE> VT_MEMBER void meet_whole(float (&term)[2], const u8* const (&p)[2], const u8* codes, float d, const unsigned short* sums, const u8* tables) {
     const uint4* x = (const uint4*)codes;
-    int total = 0;
+    int total[2] = {0, 0};
     if constexpr (TYPE == Q2_K) {
         // Two units of four stand four times as high as the others.
-        const unsigned* w = (const unsigned*)p;
-        int fourfold = 0, minimum = 0;
+        int fourfold[2] = {0, 0}, minimum[2] = {0, 0};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            unsigned s[2] = {w[2 * h], w[2 * h + 1]}, q[8];
+            unsigned s[2][2], q[2][8];
+            uint4 of_a = *(const uint4*)(sums + 8 * h);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) q[i] = w[4 + 8 * h + i];
+            for (int r = 0; r < 2; ++r) {
+                const unsigned* w = (const unsigned*)p[r];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) s[r][i] = w[2 * h + i];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) q[r][i] = w[4 + 8 * h + i];
+                unsigned m0 = s[r][0] >> 4 & 0x0f0f0f0fu, m1 = s[r][1] >> 4 & 0x0f0f0f0fu;
+                minimum[r] = dot2_high((int)of_a.y, m0, dot2_low((int)of_a.x, m0, minimum[r]));
+                minimum[r] = dot2_high((int)of_a.w, m1, dot2_low((int)of_a.z, m1, minimum[r]));
+            }
 #pragma unroll
             for (int u = 0; u < 4; u += 2) {
-                int even[2] = {0, 0}, odd[2] = {0, 0};
+                int even[2][2] = {}, odd[2][2] = {};
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     uint4 a = x[8 * h + 2 * u + half], b = x[8 * h + 2 * u + 2 + half];
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        unsigned two = u ? q[4 * half + i] >> 4 : q[4 * half + i];
-                        even[half] = dot4(two & 0x03030303u, word_in(a, i), even[half]);
-                        odd[half] = dot4(two & 0x0c0c0c0cu, word_in(b, i), odd[half]);
+                    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            unsigned two = u ? q[r][4 * half + i] >> 4 : q[r][4 * half + i];
+                            even[r][half] = dot4(two & 0x03030303u, word_in(a, i), even[r][half]);
+                            odd[r][half] = dot4(two & 0x0c0c0c0cu, word_in(b, i), odd[r][half]);
+                        }
                     }
                 }
-                unsigned scales = s[u / 2] & 0x0f0f0f0fu;
-                total = dot2_low((int)permute((unsigned)even[0], (unsigned)even[1], 0x5410), scales, total);
-                fourfold = dot2_high((int)permute((unsigned)odd[0], (unsigned)odd[1], 0x5410), scales, fourfold);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    unsigned scales = s[r][u / 2] & 0x0f0f0f0fu;
+                    total[r] = dot2_low((int)permute((unsigned)even[r][0], (unsigned)even[r][1], 0x5410), scales, total[r]);
+                    fourfold[r] = dot2_high((int)permute((unsigned)odd[r][0], (unsigned)odd[r][1], 0x5410), scales, fourfold[r]);
+                }
             }
-            uint4 of_a = *(const uint4*)(sums + 8 * h);
-            unsigned m[2] = {s[0] >> 4 & 0x0f0f0f0fu, s[1] >> 4 & 0x0f0f0f0fu};
-            minimum = dot2_high((int)of_a.y, m[0], dot2_low((int)of_a.x, m[0], minimum));
-            minimum = dot2_high((int)of_a.w, m[1], dot2_low((int)of_a.z, m[1], minimum));
         }
-        return (d * f16_at(p + 80)) * (float)(total + (fourfold >> 2)) - (d * f16_at(p + 82)) * (float)minimum;
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            term[r] = (d * f16_at(p[r] + 80)) * (float)(total[r] + (fourfold[r] >> 2)) - (d * f16_at(p[r] + 82)) * (float)minimum[r];
     } else {
-        unsigned apart = (unsigned)(unsigned long long)(p + 2) & 2;
-        const unsigned* q = (const unsigned*)(p + 2 - apart);
-        auto word = [&](int i) { return picked(q[i], q[i + 1], apart ? 0x5432u : 0x3210u); };
+        unsigned apart[2];
+        const unsigned* q[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            apart[r] = (unsigned)(unsigned long long)(p[r] + 2) & 2;
+            q[r] = (const unsigned*)(p[r] + 2 - apart[r]);
+        }
+        auto word = [&](int r, int i) { return picked(q[r][i], q[r][i + 1], apart[r] ? 0x5432u : 0x3210u); };
 #pragma unroll
         for (int u = 0; u < 8; ++u) {
             uint4 low = x[2 * u], high = x[2 * u + 1];
-            unsigned one = word(2 * u), two = word(2 * u + 1), beside = TYPE == IQ2_XXS ? two : word(16 + u);
-            int dot = 0, less = 0;
-            if constexpr (TYPE == IQ2_XXS) two = one;
-            meet_eight<TYPE, 0>(dot, less, tables, one, beside, low.x, low.y);
-            meet_eight<TYPE, 1>(dot, less, tables, one, beside, low.z, low.w);
-            meet_eight<TYPE, 2>(dot, less, tables, two, beside, high.x, high.y);
-            meet_eight<TYPE, 3>(dot, less, tables, two, beside, high.z, high.w);
-            total += (2 * (int)(beside >> 28) + 1) * (dot - less);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                unsigned one = word(r, 2 * u), two = word(r, 2 * u + 1), beside = TYPE == IQ2_XXS ? two : word(r, 16 + u);
+                int dot = 0, less = 0;
+                if constexpr (TYPE == IQ2_XXS) two = one;
+                meet_eight<TYPE, 0>(dot, less, tables, one, beside, low.x, low.y);
+                meet_eight<TYPE, 1>(dot, less, tables, one, beside, low.z, low.w);
+                meet_eight<TYPE, 2>(dot, less, tables, two, beside, high.x, high.y);
+                meet_eight<TYPE, 3>(dot, less, tables, two, beside, high.z, high.w);
+                total[r] += (2 * (int)(beside >> 28) + 1) * (dot - less);
+            }
         }
-        return (float)total * (f16_at(p) * d);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) term[r] = (float)total[r] * (f16_at(p[r]) * d);
     }
 }
