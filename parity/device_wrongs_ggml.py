@@ -33,7 +33,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "Q6_K's bits as they lie": ("f.q[5][r] ^= 0xaaaaaaaau;", ""),
         "Q3_K's scales as they lie": ("^ 0x22222222u", ""),
         "Q3_K's sums of other lanes": ("dot2_low(lanes, 0x8100u, 0)", "dot2_low(lanes, 0x0081u, 0)"),
-        "Q2_K's places": ("fourfold >> 2", "fourfold"),
+        "Q2_K's places": ("fourfold[r] >> 2", "fourfold[r]"),
         "an odd number of signs": ("seven | (ones_of(seven) & 1u) << 7", "seven"),
         "one block for a whole warp": ("item = 4 * item + (lane >> 3);", "item = 4 * item;"),
         "minimums join at the end": ("float total = B::LANES ? low[m] :", "float total = B::LANES ? 0.0f :"),
