@@ -35,8 +35,8 @@ EDGES: dict[str, list[dict]] = {
         *({"M": M, "N": N, "K": 512, "quant_type": kind, "a": "float32"}
           for kind in WEIGHT_TYPES for M, N in ((1, 35), (6, 16), (67, 17))),
         *({"M": M, "N": 5, "K": 96, "quant_type": kind, "a": "float16"} for kind in _SMALL for M in (1, 3)),
-        *({"M": 1, "N": 2200, "K": K, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
-          for kind, K in (("Q4_K", 2304), ("Q6_K", 2816), ("Q2_K", 2304))),  # slots with blocks of two tiles
+        *({"M": 1, "N": 2120, "K": 4864, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
+          for kind in ("Q4_K", "Q6_K", "Q2_K")),  # slots with blocks of two tiles
         *({"M": 1, "N": 17000, "K": 256, "quant_type": kind, "a": "float16"} for kind in ("Q4_0", "Q8_0")),  # a warp's
         *({"M": 1, "N": 9, "K": 25088, "quant_type": kind, "a": "float16"}
           for kind in ("Q4_K", "Q6_K", "Q2_K", "IQ3_XXS")),  # slots of a ring used again
