@@ -15,9 +15,9 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "do not wait for copies": ("copies_wait<STAGES - 2>();", ""),
         "terms in one place": ("terms[turn / TURNS & 1][warp][m]", "terms[0][warp][m]"),
         "a row alone does not wait": ("copies_wait<P::DEPTH - 2>();", ""),
-        "blocks before their bytes": ("phase_over(full + slot, parity);", ""),
-        "terms before they are there": ("phase_over(done + slot, parity);", ""),
-        "slots before they are free": ("phase_over(empty + slot, parity);", ""),
+        "blocks before their bytes": ("phase_over(w.full + slot, parity);", ""),
+        "terms before they are there": ("phase_over(w.done + slot, parity);", ""),
+        "slots before they are free": ("phase_over(w.empty + slot, parity);", ""),
         "codes before they are there": ("team_meets(1, 32 * CREW);", ""),
         "terms of other lanes": ("lane % 8 * 4", "lane % 4 * 4"),
         "warps do not meet": ("""            warp_meets();
