@@ -30,7 +30,8 @@ template <bool UPPER> VT_FN void scaled(int (&total)[4], const int (&one)[4], co
 
 // Of Q6_K: a half of a block's bytes and the eight scales that go with it, of each row.
 struct Half { unsigned q[6][2], s[2][2]; };
-template <bool APART> VT_FN void fetch_half(Half& f, const u8* const (&p)[2], const unsigned (&select)[2], int h, int t) {
+template <bool APART>
+VT_FN void fetch_half(Half& f, const u8* const (&p)[2], const unsigned (&select)[2], int h, int t) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const u8* q = p[r] + 4 * t;
@@ -45,7 +46,8 @@ template <bool APART> VT_FN void fetch_half(Half& f, const u8* const (&p)[2], co
 }
 
 // Of Q3_K: words 2 t and 2 t + 1 of every 32 bytes, and all of the scales.
-template <bool APART> VT_FN void fetch_threes(unsigned (&q)[2][9], const u8* const (&p)[2], const unsigned (&select)[2], int t) {
+template <bool APART>
+VT_FN void fetch_threes(unsigned (&q)[2][9], const u8* const (&p)[2], const unsigned (&select)[2], int t) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -126,9 +128,11 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // Bytes of units 0 to 3 and 4 to 7, each of this lane's half of a unit.
-            unsigned four = permute(q[r][6], q[r][7], t < 2 ? 0x6420u : 0x7531u), two = permute(q[r][8], 0, t < 2 ? 0x2020u : 0x3131u);
+            unsigned four = permute(q[r][6], q[r][7], t < 2 ? 0x6420u : 0x7531u);
+            unsigned two = permute(q[r][8], 0, t < 2 ? 0x2020u : 0x3131u);
             two = permute(two, two >> 2, 0x7610u) ^ 0x22222222u;
-            unsigned s0 = (four & 0x0f0f0f0fu) | (two << 4 & 0x30303030u), s1 = (four >> 4 & 0x0f0f0f0fu) | (two & 0x30303030u);
+            unsigned s0 = (four & 0x0f0f0f0fu) | (two << 4 & 0x30303030u);
+            unsigned s1 = (four >> 4 & 0x0f0f0f0fu) | (two & 0x30303030u);
             scales[r][0] = s0 + (s0 & 0x20202020u) * 6;  // the sixth bit is a sign
             scales[r][1] = s1 + (s1 & 0x20202020u) * 6;
 #pragma unroll
@@ -150,9 +154,9 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     int r = i & 1, word = i >> 1;
-                    unsigned two = q[r][2 + 2 * h + word] >> 2 * v, code = chosen(0x33333333u, two, third[r][word][h][v]) >> upper & 0x07070707u;
+                    unsigned two = q[r][2 + 2 * h + word] >> 2 * v, three = chosen(0x33333333u, two, third[r][word][h][v]);
                     int s = (int)picked(scales[r][h], 0, 0x8880u + 0x1111u * (2 * (c & 1) + v));
-                    b[i] = code * (unsigned)s + times_plus((unsigned)s, 0u - 0x04040404u, 0x7f7f7f7fu);
+                    b[i] = (three >> upper & 0x07070707u) * (unsigned)s + times_plus((unsigned)s, 0u - 0x04040404u, 0x7f7f7f7fu);
                 }
                 multiply_unsigned(total, b, (v ? x.z : x.x) & m0, (v ? x.w : x.y) & m1);
             }

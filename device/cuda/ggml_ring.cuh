@@ -25,8 +25,8 @@ VT_FN void stretch(void* to, const void* from, int bytes, u64* barrier) {
 }
 // Until the phase of this parity is over; phases are 0, 1, 0, ...
 VT_FN void phase_over(u64* barrier, unsigned parity) {
-    asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}"
-                 ::"r"(ring_address(barrier)), "r"(parity) : "memory");
+    asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(ring_address(barrier)), "r"(parity) : "memory");
 }
 // What this thread read and wrote comes before what the copy engine writes.
 VT_FN void before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -67,7 +67,8 @@ static inline void stretch(void* to, const void* from, int bytes, u64* barrier) 
 }
 // Bytes come as late as a wait allows, and the last that were sent for first.
 static inline void phase_over(u64* barrier, unsigned parity) {
-    while (((emulation::Phases*)barrier)->phase == parity) emulation::change(emulation::running->context, emulation::scheduler);
+    auto phases = (emulation::Phases*)barrier;
+    while (phases->phase == parity) emulation::change(emulation::running->context, emulation::scheduler);
     auto& copies = emulation::copies_of(barrier);
     for (size_t i = copies.size(); i-- > 0;) std::memcpy(copies[i].to, copies[i].from, copies[i].size);
     copies.clear();

@@ -11,14 +11,8 @@
 #include "ggml_ring.cuh"
 #include "ggml_whole.cuh"
 
-#ifndef GGML_ITEMS
-#define GGML_ITEMS 16
-#endif
-#ifndef GGML_SENDERS
-#define GGML_SENDERS 4
-#endif
-constexpr int ITEMS = GGML_ITEMS;  // blocks of each row in a slot
-constexpr int SENDERS = GGML_SENDERS, ADDERS = 4;  // warps that send for a slot and add its terms, rows by rows
+constexpr int ITEMS = 16;                // blocks of each row in a slot
+constexpr int SENDERS = 4, ADDERS = 4;  // warps that send for a slot and add its terms, rows by rows
 
 template <int TYPE> struct Tiles {
     static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
@@ -43,8 +37,8 @@ template <int TYPE> struct Tiles {
     static VT_MEMBER int terms_of(int item) { return ALIGNED ? item * BYTES : item * BYTES + 64 + 15 & ~15; }
 };
 
-// What the warps of a block share: rows [first, last) of the weight, `turns` slots of `per` blocks, but for the last, and
-// memory: barriers of the ring's slots, terms of blocks with one sum, the ring, and the row of a.
+// What the warps of a block share: rows [first, last) of the weight, `turns` slots of `per` blocks but for the last,
+// and memory: barriers of the ring's slots, terms of blocks with one sum, the ring, and the row of a.
 struct Share {
     int blocks, first, last, per, all, turns, slots;
     u64 *full, *done, *empty;

@@ -6,7 +6,9 @@
 constexpr int GRID_WORDS = 256 * 32, SIGN_WORDS = 128 * 32;
 
 // Bytes of ones where the bits FIRST ... FIRST + 3 say minus, of which the upper bits matter.
-template <int FIRST> VT_FN unsigned tops_of(unsigned bits) { return (bits & 15u << FIRST) * (0x10204080u >> FIRST) & 0x80808080u; }
+template <int FIRST> VT_FN unsigned tops_of(unsigned bits) {
+    return (bits & 15u << FIRST) * (0x10204080u >> FIRST) & 0x80808080u;
+}
 // Eight bits to the third bits of eight digits.
 VT_FN unsigned thirds_of(unsigned bits) {
     bits = bits * 0x1001u & 0x000f000fu;
@@ -41,7 +43,8 @@ template <int FIRST> VT_FN unsigned of_seven(const u8* tables, unsigned bits) {
 }
 
 // The i-quants' eight values of a unit from 8 L on, and their part of a sum: `bits` has the numbers in the grid.
-template <int TYPE, int L> VT_FN void meet_eight(int& dot, int& less, const u8* tables, unsigned bits, unsigned beside, unsigned a0, unsigned a1) {
+template <int TYPE, int L>
+VT_FN void meet_eight(int& dot, int& less, const u8* tables, unsigned bits, unsigned beside, unsigned a0, unsigned a1) {
     unsigned minus = of_seven<7 * L>(tables + GRID_WORDS * 4, beside);
     if constexpr (TYPE == IQ2_XXS) {
         unsigned digits = of_byte<L>(tables, bits) | minus;
@@ -56,10 +59,14 @@ template <int TYPE, int L> VT_FN void meet_eight(int& dot, int& less, const u8* 
     }
 }
 
-VT_FN unsigned word_in(const uint4& four, int i) { return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w; }
+VT_FN unsigned word_in(const uint4& four, int i) {
+    return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
+}
 
 // The terms of a block of two rows.
-template <int TYPE> VT_MEMBER void meet_whole(float (&term)[2], const u8* const (&p)[2], const u8* codes, float d, const unsigned short* sums, const u8* tables) {
+template <int TYPE>
+VT_MEMBER void meet_whole(float (&term)[2], const u8* const (&p)[2], const u8* codes, float d,
+                          const unsigned short* sums, const u8* tables) {
     const uint4* x = (const uint4*)codes;
     int total[2] = {0, 0};
     if constexpr (TYPE == Q2_K) {
@@ -99,14 +106,18 @@ template <int TYPE> VT_MEMBER void meet_whole(float (&term)[2], const u8* const 
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     unsigned scales = s[r][u / 2] & 0x0f0f0f0fu;
-                    total[r] = dot2_low((int)permute((unsigned)even[r][0], (unsigned)even[r][1], 0x5410), scales, total[r]);
-                    fourfold[r] = dot2_high((int)permute((unsigned)odd[r][0], (unsigned)odd[r][1], 0x5410), scales, fourfold[r]);
+                    int low = (int)permute((unsigned)even[r][0], (unsigned)even[r][1], 0x5410);
+                    int high = (int)permute((unsigned)odd[r][0], (unsigned)odd[r][1], 0x5410);
+                    total[r] = dot2_low(low, scales, total[r]);
+                    fourfold[r] = dot2_high(high, scales, fourfold[r]);
                 }
             }
         }
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            term[r] = (d * f16_at(p[r] + 80)) * (float)(total[r] + (fourfold[r] >> 2)) - (d * f16_at(p[r] + 82)) * (float)minimum[r];
+        for (int r = 0; r < 2; ++r) {
+            float whole = (float)(total[r] + (fourfold[r] >> 2)), less = (float)minimum[r];
+            term[r] = (d * f16_at(p[r] + 80)) * whole - (d * f16_at(p[r] + 82)) * less;
+        }
     } else {
         unsigned apart[2];
         const unsigned* q[2];
