@@ -50,34 +50,29 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     return target
 
 
-_CREW, _TILE = 16, 8
-"""Warps of a block that has one row of a, but for two that send and add, and rows whose terms one of them keeps."""
+_CREW, _BESIDES = 16, 8
+"""Warps of a block that has one row of a, and those that send and add besides where blocks are of 256."""
+_TILE = 8
+"""Rows whose terms a warp keeps at once, with blocks of 32."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
-_ITEMS, _BESIDES = 16, 8
-"""Blocks of 256 of sixteen rows that a slot of a ring holds."""
-_TILES = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 8, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
-"""Types of 256: sums of a block of codes."""
-_TABLES, _SLOTS = 49152, 12
-_WIDEST = 1 << 26
-"""Bytes from row to row of the weight that sixteen times fit 31 bits."""
+_SUMS = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 8, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
+"""Types of 256: sums that stand beside a block of the row's codes."""
+_ITEMS, _SLOTS = 16, 12
+"""Blocks of 256 of sixteen rows in a slot of a ring, and slots at most."""
+_TABLES = 384 * 128
+"""Bytes of the i-quants' tables, of which each lane has its own."""
 
 
 def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
     """Whether the kernel for one row of a could be launched: where rows are aligned and their codes fit a block."""
-    runtime, depth, columns = current(), a.shape[1], b.shape[0]
-    grid, in_pairs = min(MULTIPROCESSORS, -(-columns // 8)), quant_type in _PAIRS
+    runtime, depth, columns, in_pairs = current(), a.shape[1], b.shape[0], quant_type in _PAIRS
     aligned = not (b.shape[1] % 16 or stride % 16 or runtime.pointer(b) % 16)
-    if not depth or stride >= _WIDEST or columns >= 1 << 31 or (in_pairs and not aligned):
+    if not depth or columns >= 1 << 31 or (in_pairs and not aligned) or runtime.capability() < (9, 0):
         return False
-    if runtime.capability() < (9, 0):
-        return False
-    slots, room = 0, runtime.shared_memory()
-    if in_pairs:
-        shared = _shared_pairs(depth, *_PAIRS[quant_type])
-    else:
-        slots, shared = _shared_tiles(depth, quant_type, room)
-    if shared > room or (not in_pairs and slots < 2):
+    room, grid = runtime.shared_memory(), min(MULTIPROCESSORS, -(-columns // 8))
+    slots, shared = (0, _shared_pairs(depth, *_PAIRS[quant_type])) if in_pairs else _ring(depth, quant_type, room)
+    if shared > room or (slots < 2 and not in_pairs):
         return False
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, slots]
     warps = _CREW if in_pairs else _CREW + _BESIDES
@@ -90,16 +85,17 @@ def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
     return _CREW * (ring * nbytes + _TILE * 68 * 4) + depth // 32 * (8 + streams * nbytes)
 
 
-def _shared_tiles(depth: int, quant_type: str, room: int) -> tuple[int, int]:
+def _ring(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     """Slots of the ring and bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
-    nbytes = quant_traits(quant_type).nbytes
+    nbytes, lanes = quant_traits(quant_type).nbytes, quant_type in _LANES
     span = _ITEMS * nbytes
-    slot = 16 * (span + 32 if nbytes % 16 == 0 else 16 * ((span + 80) // 16 | 1))
-    slot += 24 + 64 * _ITEMS * (quant_type not in _LANES)
-    block = 260 + 16 * (quant_type not in _LANES) + 2 * _TILES[quant_type]
+    slot = 16 * (span + 32 if nbytes % 16 == 0 else 16 * ((span + 80) // 16 | 1)) + 24
+    block = 260 + 2 * _SUMS[quant_type]
+    if not lanes:
+        slot, block = slot + 64 * _ITEMS, block + 16
     rest = 16 + _TABLES * quant_type.startswith("IQ") + depth // 256 * block
     slots = min(_SLOTS, (room - rest) // slot)
-    slots -= slots % (1 if quant_type in _LANES else 4)  # a slot has the same warps again and again
+    slots -= slots % (1 if lanes else 4)  # the same warps have a slot again and again
     return slots, slots * slot + rest
 
 
