@@ -58,8 +58,9 @@ _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
 _SUMS = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 8, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
 """Types of 256: sums that stand beside a block of the row's codes."""
-_ITEMS, _SLOTS = 16, 12
-"""Blocks of 256 of sixteen rows in a slot of a ring, and slots at most."""
+_ITEMS, _SLOTS = 16, {"Q4_K": 4}
+"""Blocks of 256 of sixteen rows in a slot of a ring, and slots at most, others 12: where all is sent for before the row
+of a is coded, its loads wait for the weight's."""
 _TABLES = 384 * 128
 """Bytes of the i-quants' tables, of which each lane has its own."""
 
@@ -94,7 +95,7 @@ def _ring(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     if not lanes:
         slot, block = slot + 64 * _ITEMS, block + 16
     rest = 16 + _TABLES * quant_type.startswith("IQ") + depth // 256 * block
-    slots = min(_SLOTS, (room - rest) // slot)
+    slots = min(_SLOTS.get(quant_type, 12), (room - rest) // slot)
     slots -= slots % (1 if lanes else 4)  # the same warps have a slot again and again
     return slots, slots * slot + rest
 
