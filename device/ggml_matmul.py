@@ -50,41 +50,35 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     return target
 
 
-_CREW, _TILE = 16, 8
-"""Warps of a block that has one row of a, and rows whose terms one of them keeps."""
-_ROWS = 16
-"""Rows of the weight that a team of those warps takes at once."""
+_CREW, _BESIDES = 16, 8
+"""Warps of a block that has one row of a, and those that send and add besides where blocks are of 256."""
+_TILE = 8
+"""Rows whose terms a warp keeps at once, with blocks of 32."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
-_TEAMS = {
-    "Q4_K": (144, 5, 9, 8), "Q5_K": (176, 4, 9, 8), "Q6_K": (210, 3, 8, 0), "Q3_K": (110, 6, 8, 0),
-    "Q2_K": (84, 6, 1, 16), "IQ2_XXS": (66, 6, 1, 0), "IQ3_XXS": (98, 6, 1, 0),
-}  # fmt: skip
-"""Types of 256: bytes of a block, slots of a team's ring, terms of a block and a row, sums of a block of codes."""
-_WIDEST = 1 << 26
-"""Bytes from row to row of the weight that sixteen times fit 31 bits."""
+_SUMS = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 8, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
+"""Types of 256: sums that stand beside a block of the row's codes."""
+_ITEMS, _SLOTS = 16, {"Q4_K": 4}
+"""Blocks of 256 of sixteen rows in a slot of a ring, and slots at most, others 12: where all is sent for before the row
+of a is coded, its loads wait for the weight's."""
+_TABLES = 384 * 128
+"""Bytes of the i-quants' tables, of which each lane has its own."""
 
 
 def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
     """Whether the kernel for one row of a could be launched: where rows are aligned and their codes fit a block."""
-    runtime, depth, columns = current(), a.shape[1], b.shape[0]
-    grid, blocks, in_pairs = min(MULTIPROCESSORS, -(-columns // 8)), depth // 256, quant_type in _PAIRS
+    runtime, depth, columns, in_pairs = current(), a.shape[1], b.shape[0], quant_type in _PAIRS
     aligned = not (b.shape[1] % 16 or stride % 16 or runtime.pointer(b) % 16)
-    if not depth or stride >= _WIDEST or columns >= 1 << 31 or (in_pairs and not aligned):
+    if not depth or columns >= 1 << 31 or (in_pairs and not aligned) or runtime.capability() < (9, 0):
         return False
-    team = 0 if in_pairs else min((8, 16), key=lambda team: _turns(columns, blocks, grid, team))
-    shared = _shared_pairs(depth, *_PAIRS[quant_type]) if in_pairs else _shared_teams(depth, team, quant_type)
-    if runtime.capability() < (9, 0) or shared > runtime.shared_memory():
+    room, grid = runtime.shared_memory(), min(MULTIPROCESSORS, -(-columns // 8))
+    slots, shared = (0, _shared_pairs(depth, *_PAIRS[quant_type])) if in_pairs else _ring(depth, quant_type, room)
+    if shared > room or (slots < 2 and not in_pairs):
         return False
-    args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, team]
-    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * _CREW, 1), args, shared)
+    args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, slots]
+    warps = _CREW if in_pairs else _CREW + _BESIDES
+    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * warps, 1), args, shared)
     return True
-
-
-def _turns(columns: int, blocks: int, grid: int, team: int) -> tuple[int, int]:
-    """Turns of a team, the fewer the better; then, that larger teams copy longer stretches."""
-    rows = -(-columns // (grid * (_CREW // team)))
-    return -(-rows // _ROWS) * -(-blocks // team), -team
 
 
 def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
@@ -92,13 +86,18 @@ def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
     return _CREW * (ring * nbytes + _TILE * 68 * 4) + depth // 32 * (8 + streams * nbytes)
 
 
-def _shared_teams(depth: int, team: int, quant_type: str) -> int:
-    """Bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
-    nbytes, stages, terms, sums = _TEAMS[quant_type]
-    pieces = team * nbytes // 16 if nbytes % 16 == 0 else (team * nbytes + 30) // 16
-    pitch = 16 * (pieces + (2 - pieces & 3) if nbytes % 16 == 0 else pieces | 1)
-    ring, kept = _CREW // team * stages * _ROWS * pitch, 2 * _CREW * _ROWS * terms * 4
-    return ring + kept + 1024 * quant_type.startswith("IQ") + depth + depth // 256 * (4 + 2 * sums)
+def _ring(depth: int, quant_type: str, room: int) -> tuple[int, int]:
+    """Slots of the ring and bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
+    nbytes, lanes = quant_traits(quant_type).nbytes, quant_type in _LANES
+    span = _ITEMS * nbytes
+    slot = 16 * (span + 32 if nbytes % 16 == 0 else 16 * ((span + 80) // 16 | 1)) + 24
+    block = 260 + 2 * _SUMS[quant_type]
+    if not lanes:
+        slot, block = slot + 64 * _ITEMS, block + 16
+    rest = 16 + _TABLES * quant_type.startswith("IQ") + depth // 256 * block
+    slots = min(_SLOTS.get(quant_type, 12), (room - rest) // slot)
+    slots -= slots % (1 if lanes else 4)  # the same warps have a slot again and again
+    return slots, slots * slot + rest
 
 
 def _target(op: str, out, inputs: tuple, shape: tuple[int, int], dtype: np.dtype) -> tuple[object, int]:

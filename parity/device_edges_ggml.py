@@ -35,9 +35,11 @@ EDGES: dict[str, list[dict]] = {
         *({"M": M, "N": N, "K": 512, "quant_type": kind, "a": "float32"}
           for kind in WEIGHT_TYPES for M, N in ((1, 35), (6, 16), (67, 17))),
         *({"M": M, "N": 5, "K": 96, "quant_type": kind, "a": "float16"} for kind in _SMALL for M in (1, 3)),
-        *({"M": 1, "N": 2200, "K": 2304, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
-          for kind in ("Q4_K", "Q6_K", "Q2_K")),  # a team's rows in two turns, and the last round of some of its warps
+        *({"M": 1, "N": 2120, "K": 4864, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
+          for kind in ("Q4_K", "Q6_K", "Q2_K")),  # slots with blocks of two tiles
         *({"M": 1, "N": 17000, "K": 256, "quant_type": kind, "a": "float16"} for kind in ("Q4_0", "Q8_0")),  # a warp's
+        *({"M": 1, "N": 9, "K": 25088, "quant_type": kind, "a": "float16"}
+          for kind in ("Q4_K", "Q6_K", "Q2_K", "IQ3_XXS")),  # slots of a ring used again
         {"M": 1, "N": 40, "K": 4864, "quant_type": "Q5_0", "a": "float16"},
         {"M": 0, "N": 5, "K": 96, "quant_type": "Q8_0"}, {"M": 2, "N": 0, "K": 96, "quant_type": "Q8_0"},
     ],

@@ -271,16 +271,17 @@ template <int TYPE, int M> VT_MEMBER void product(const Product& p) {
                                            i64 out_stride, i64 kind) {                                                \
         product<TYPE, M>({rows, columns, units, stride, out_stride, b, codes, scales, sums, out, (int)kind});         \
     }
-#define ROW(name, FORM, TYPE)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(32 * CREW, 1)                                                        \
+#define ROW(name, FORM, WARPS_, TYPE)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS_, 1)                                                      \
         name(i64 columns, i64 depth, const void* a, i64 a_kind, const u8* b, i64 stride, void* out, i64 kind,         \
-             i64 blocks, i64 team) {                                                                                  \
-        FORM<TYPE>({columns, depth, a, a_kind, b, stride, out, kind}, (int)blocks, (int)team);                        \
+             i64 blocks, i64 slots) {                                                                                 \
+        FORM<TYPE>({columns, depth, a, a_kind, b, stride, out, kind}, (int)blocks, (int)slots);                       \
     }
 #define PRODUCTS(name, TYPE, FORM)                        \
     PRODUCT(name##_1, __launch_bounds__(256), TYPE, 1)    \
     PRODUCT(name##_4, __launch_bounds__(256, 2), TYPE, 4) \
-    ROW(name##_row, FORM, TYPE)
+    ROW(name##_row, FORM, FORM##_warps, TYPE)
+constexpr int in_pairs_warps = CREW, in_tiles_warps = CREW + SENDERS + ADDERS;
 
 PRODUCTS(ggml_q4_0, Q4_0, in_pairs)
 PRODUCTS(ggml_q4_1, Q4_1, in_pairs)

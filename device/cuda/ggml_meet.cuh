@@ -28,29 +28,32 @@ template <bool UPPER> VT_FN void scaled(int (&total)[4], const int (&one)[4], co
     }
 }
 
-// Of Q3_K and Q6_K: a half of a block's bytes and the eight scales that go with it, of each row.
-template <int TYPE> struct Half { unsigned q[TYPE == Q6_K ? 6 : 4][2], s[TYPE == Q6_K ? 2 : 3][2]; };
-template <int TYPE, bool APART> VT_FN void fetch_half(Half<TYPE>& f, const u8* const (&p)[2], const unsigned (&select)[2], int h, int t) {
+// Of Q6_K: a half of a block's bytes and the eight scales that go with it, of each row.
+struct Half { unsigned q[6][2], s[2][2]; };
+template <bool APART>
+VT_FN void fetch_half(Half& f, const u8* const (&p)[2], const unsigned (&select)[2], int h, int t) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const u8* q = p[r] + 4 * t;
-        if constexpr (TYPE == Q6_K) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) f.q[i][r] = word_of<APART>(q + 64 * h + 16 * i, select[r]);
+        for (int i = 0; i < 4; ++i) f.q[i][r] = word_of<APART>(q + 64 * h + 16 * i, select[r]);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                f.q[4 + i][r] = word_of<APART>(q + 128 + 32 * h + 16 * i, select[r]);
-                f.s[i][r] = word_of<APART>(p[r] + 192 + 8 * h + 4 * i, select[r]);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                f.q[i][r] = word_of<APART>(q + 32 + 32 * h + 16 * i, select[r]);
-                f.q[2 + i][r] = word_of<APART>(q + 16 * i, select[r]);
-            }
-#pragma unroll
-            for (int i = 0; i < 3; ++i) f.s[i][r] = word_of<APART>(p[r] + 96 + 4 * i, select[r]);
+        for (int i = 0; i < 2; ++i) {
+            f.q[4 + i][r] = word_of<APART>(q + 128 + 32 * h + 16 * i, select[r]);
+            f.s[i][r] = word_of<APART>(p[r] + 192 + 8 * h + 4 * i, select[r]);
         }
+    }
+}
+
+// Of Q3_K: words 2 t and 2 t + 1 of every 32 bytes, and all of the scales.
+template <bool APART>
+VT_FN void fetch_threes(unsigned (&q)[2][9], const u8* const (&p)[2], const unsigned (&select)[2], int t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < 6; ++i) q[r][i] = word_of<APART>(p[r] + 8 * t + 32 * (i >> 1) + 4 * (i & 1), select[r]);
+#pragma unroll
+        for (int i = 0; i < 3; ++i) q[r][6 + i] = word_of<APART>(p[r] + 96 + 4 * i, select[r]);
     }
 }
 
@@ -59,11 +62,11 @@ template <int TYPE, bool APART> VT_FN void fetch_half(Half<TYPE>& f, const u8* c
 template <int TYPE>
 VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const u8* const (&p)[2], const u8* codes, float d,
                           const unsigned short* sums, int g, int t) {
-    unsigned mine = 0xffu << 8 * (g & 3);  // the byte of a word that is lane g's, if one is
+    unsigned mine = 0xffu << 8 * (g & 3);  // the byte of a word that is lane g's, of an even word or an odd one
+    unsigned m0 = g < 4 ? mine : 0u, m1 = g < 4 ? 0u : mine;
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[i] = 0;
     if constexpr (TYPE == Q4_K || TYPE == Q5_K) {
-        unsigned m0 = g < 4 ? mine : 0u, m1 = g < 4 ? 0u : mine;
         uint4 head[2] = {*(const uint4*)p[0], *(const uint4*)p[1]};
         unsigned s0[2], s1[2], m[2];
         six_bits_apart(s0, head[0].y, head[0].w);
@@ -102,10 +105,64 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
             if (c & 1) scaled<true>(total, one, two, s0[c >> 1], s1[c >> 1]);
             else scaled<false>(total, one, two, s0[c >> 1], s1[c >> 1]);
         }
+    } else if constexpr (TYPE == Q3_K) {
+        // A code from -4 to 3 times its scale from -32 to 31, and 127: a byte of a word that is multiplied as one number.
+        unsigned select[2];
+        const u8* aligned[2];
+        low = 0.0f;
+        int either = 0, lanes = *(const int*)(sums + 2 * t);
+        total[0] = total[2] = dot2_low(lanes, 0x0081u, 0);  // -127 times the activations' sum
+        total[1] = total[3] = dot2_low(lanes, 0x8100u, 0);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            int apart = (int)(unsigned long long)p[r] & 2;
+            either |= apart;
+            aligned[r] = p[r] - apart;
+            select[r] = apart ? 0x5432u : 0x3210u;
+            factor[r] = f16_at(p[r] + 108) * d;
+        }
+        unsigned q[2][9];  // of each row: two words of third bits, four of codes, three of scales
+        if (__any_sync(ALL, either)) fetch_threes<true>(q, aligned, select, t);
+        else fetch_threes<false>(q, aligned, select, t);
+        unsigned scales[2][2], third[2][2][2][2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            // Bytes of units 0 to 3 and 4 to 7, each of this lane's half of a unit.
+            unsigned four = permute(q[r][6], q[r][7], t < 2 ? 0x6420u : 0x7531u);
+            unsigned two = permute(q[r][8], 0, t < 2 ? 0x2020u : 0x3131u);
+            two = permute(two, two >> 2, 0x7610u) ^ 0x22222222u;
+            unsigned s0 = (four & 0x0f0f0f0fu) | (two << 4 & 0x30303030u);
+            unsigned s1 = (four >> 4 & 0x0f0f0f0fu) | (two & 0x30303030u);
+            scales[r][0] = s0 + (s0 & 0x20202020u) * 6;  // the sixth bit is a sign
+            scales[r][1] = s1 + (s1 & 0x20202020u) * 6;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {  // third bits of units u and u + 2 on top of two bits each
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    third[r][i][h][0] = ((h ? q[r][i] >> 2 : q[r][i] << 2) & 0x14141414u) * 5;
+                    third[r][i][h][1] = ((h ? q[r][i] >> 3 : q[r][i] << 1) & 0x14141414u) * 5;
+                }
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            uint4 x = *(const uint4*)(codes + 64 * c + 16 * t);
+            int h = c >> 1, upper = 4 * (c & 1);  // units 2 c and 2 c + 1
+#pragma unroll
+            for (int v = 0; v < 2; ++v) {
+                unsigned b[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    int r = i & 1, word = i >> 1;
+                    unsigned two = q[r][2 + 2 * h + word] >> 2 * v, three = chosen(0x33333333u, two, third[r][word][h][v]);
+                    int s = (int)picked(scales[r][h], 0, 0x8880u + 0x1111u * (2 * (c & 1) + v));
+                    b[i] = (three >> upper & 0x07070707u) * (unsigned)s + times_plus((unsigned)s, 0u - 0x04040404u, 0x7f7f7f7fu);
+                }
+                multiply_unsigned(total, b, (v ? x.z : x.x) & m0, (v ? x.w : x.y) & m1);
+            }
+        }
     } else {
-        // Codes less 32 are their six bits with the upper one turned over, four times as large at the top of a byte; and
-        // so are Q3_K's less 4, thirty-two times as large, and its scales less 32.
-        constexpr int D = TYPE == Q6_K ? 208 : 108, TIMES = TYPE == Q6_K ? 2 : 5 + 2;
+        // Codes less 32 are their six bits with the upper one turned over, four times as large at the top of a byte.
         unsigned m = (g < 4) == ((t & 1) == 0) ? mine : 0u, select[2];
         const u8* aligned[2];
         low = 0.0f;
@@ -116,29 +173,18 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
             either |= apart;
             aligned[r] = p[r] - apart;
             select[r] = apart ? 0x5432u : 0x3210u;
-            factor[r] = f16_at(p[r] + D) * d;
+            factor[r] = f16_at(p[r] + 208) * d;
         }
         bool straight = !__any_sync(ALL, either);
 #pragma unroll 1
         for (int h = 0; h < 2; ++h) {
-            Half<TYPE> f;
-            if (straight) fetch_half<TYPE, false>(f, aligned, select, h, t);
-            else fetch_half<TYPE, true>(f, aligned, select, h, t);
-            unsigned s[2][2];
+            Half f;
+            if (straight) fetch_half<false>(f, aligned, select, h, t);
+            else fetch_half<true>(f, aligned, select, h, t);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                if constexpr (TYPE == Q6_K) {
-                    f.q[4][r] ^= 0xaaaaaaaau;
-                    f.q[5][r] ^= 0xaaaaaaaau;
-                    s[0][r] = f.s[0][r];
-                    s[1][r] = f.s[1][r];
-                } else {
-                    f.q[2][r] = ~(h ? f.q[2][r] : f.q[2][r] << 4);
-                    f.q[3][r] = ~(h ? f.q[3][r] : f.q[3][r] << 4);
-                    unsigned high = f.s[2][r] >> 4 * h ^ 0x0a0a0a0au;
-                    s[0][r] = (f.s[0][r] >> 4 * h & 0x0f0f0f0fu) << 2 | (high & 0x03030303u) << 6;
-                    s[1][r] = (f.s[1][r] >> 4 * h & 0x0f0f0f0fu) << 2 | (high >> 2 & 0x03030303u) << 6;
-                }
+                f.q[4][r] ^= 0xaaaaaaaau;
+                f.q[5][r] ^= 0xaaaaaaaau;
             }
 #pragma unroll
             for (int u = 0; u < 4; u += 2) {
@@ -151,118 +197,16 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
                     int unit = u + (i >> 1);
 #pragma unroll
                     for (int r = 0; r < 2; ++r) {
-                        if constexpr (TYPE == Q6_K) {
-                            unsigned nibbles = (u ? f.q[i][r] >> 2 : f.q[i][r] << 2) & 0x3c3c3c3cu;
-                            b[r] = nibbles | (f.q[4 + (i & 1)][r] << 6 - 2 * unit & 0xc0c0c0c0u);
-                        } else {
-                            unsigned q = f.q[i & 1][r], two = (unit < 3 ? q << 5 - 2 * unit : q >> 1) & 0x60606060u;
-                            b[r] = two | (f.q[2 + (i & 1)][r] << 3 - unit & 0x80808080u);
-                        }
+                        unsigned nibbles = (u ? f.q[i][r] >> 2 : f.q[i][r] << 2) & 0x3c3c3c3cu;
+                        b[r] = nibbles | (f.q[4 + (i & 1)][r] << 6 - 2 * unit & 0xc0c0c0c0u);
                     }
                     multiply_bytes(part[i], b, a[i]);
                 }
-                scaled<false>(total, part[0], part[1], s[u >> 1][0], s[u >> 1][1]);
-                scaled<true>(total, part[2], part[3], s[u >> 1][0], s[u >> 1][1]);
+                scaled<false>(total, part[0], part[1], f.s[u >> 1][0], f.s[u >> 1][1]);
+                scaled<true>(total, part[2], part[3], f.s[u >> 1][0], f.s[u >> 1][1]);
             }
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[i] >>= TIMES;
-    }
-}
-
-// The grid's entries: eight digits of IQ2_XXS, four bytes of IQ3_XXS.
-template <int TYPE> VT_FN void unfold(unsigned* grid) {
-    for (int i = (int)threadIdx.x; i < 256; i += (32 * CREW)) {
-        if constexpr (TYPE == IQ2_XXS) grid[i] = IQ2_XXS_DIGITS[i];
-        else grid[i] = permute(0x1c140c04u, 0x3e342c24u, IQ3_XXS_DIGITS[i]);
-    }
-}
-
-// Bytes of ones where the bits FIRST ... FIRST + 3 say minus.
-template <int FIRST> VT_FN unsigned minus_of(unsigned bits) {
-    unsigned tops = (bits & 15u << FIRST) * (0x10204080u >> FIRST);
-    return picked(tops, 0, 0xba98);
-}
-// Eight bits to the third bits of eight digits.
-VT_FN unsigned thirds_of(unsigned bits) {
-    bits = bits * 0x1001u & 0x000f000fu;
-    bits = bits * 0x41u & 0x03030303u;
-    return bits * 0x24u & 0x44444444u;
-}
-VT_FN unsigned with_signs(unsigned magnitudes, unsigned minus) { return (magnitudes ^ minus) + (minus & 0x01010101u); }
-
-VT_FN int over_four(int x) {
-    x += __shfl_xor_sync(ALL, x, 1);
-    return x + __shfl_xor_sync(ALL, x, 2);
-}
-
-// The block's term of the first row for t = 0, of the second for t = 1.
-template <int TYPE>
-VT_MEMBER float meet_whole(const u8* const (&p)[2], const u8* codes, float d, const unsigned short* sums, const unsigned* grid, int g, int t) {
-    int total[2] = {0, 0}, minimum[2] = {0, 0};
-    if constexpr (TYPE == Q2_K) {
-        // Columns 2 u and 2 u + 1 are the halves of unit u of four; what stands higher in a byte counts so much more.
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            unsigned x = *(const unsigned*)(codes + 128 * h + (g >> 2) * 64 + 16 * t + (g >> 1 & 1) * 8 + 4 * (g & 1)), q[4];
-            int part[4] = {0, 0, 0, 0};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) q[i] = *(const unsigned*)(p[i & 1] + 16 + 32 * h + 16 * (i >> 1) + 4 * t);
-#pragma unroll
-            for (int u = 0; u < 4; ++u) {
-                unsigned b[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) b[i] = q[i] & 0x03030303u << 2 * u;
-                multiply_unsigned(part, b, g == 2 * u ? x : 0u, g == 2 * u + 1 ? x : 0u);
-            }
-            int of_a = *(const int*)(sums + 8 * h + 2 * t);
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                unsigned scales = *(const unsigned short*)(p[r] + 8 * h + 2 * t);
-                int pair = (int)permute((unsigned)(part[2 * r] >> 2 * t), (unsigned)(part[2 * r + 1] >> 2 * t), 0x5410);
-                total[r] = dot2_low(pair, scales & 0x0f0fu, total[r]);
-                minimum[r] = dot2_low(of_a, scales >> 4 & 0x0f0fu, minimum[r]);
-            }
-        }
-    } else {
-        // Column u is unit u; lane t unfolds eight of a unit's values.
-        int part[4] = {0, 0, 0, 0};
-        uint2 x = *(const uint2*)(codes + (g >> 1) * 64 + 16 * t + (g & 1) * 8);
-#pragma unroll
-        for (int u = 0; u < 8; ++u) {
-            unsigned b[4];
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const u8* beside = p[r] + (TYPE == IQ2_XXS ? 2 + 8 * u + 4 : 66 + 4 * u);
-                unsigned seven = (half_at(beside) | half_at(beside + 2) << 16) >> 7 * t & 127u;
-                unsigned signs = seven + ((unsigned)ones_of(seven) << 7);  // the eighth makes their number even
-                if constexpr (TYPE == IQ2_XXS) {  // a digit's third bit picks the negative one
-                    unsigned digits = grid[p[r][2 + 8 * u + t]] + thirds_of(signs);
-                    b[r] = picked(0x002b1908u, 0x00d5e7f8u, digits);
-                    b[2 + r] = picked(0x002b1908u, 0x00d5e7f8u, digits >> 16);
-                } else {
-                    unsigned pair = half_at(p[r] + 2 + 8 * u + 2 * t);
-                    b[r] = with_signs(grid[pair & 255u], minus_of<0>(signs));
-                    b[2 + r] = with_signs(grid[pair >> 8], minus_of<4>(signs));
-                }
-            }
-            multiply_bytes(part, b, g == u ? x.x : 0u, g == u ? x.y : 0u);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const u8* beside = p[i >> 1] + (TYPE == IQ2_XXS ? 2 + 8 * (2 * t + (i & 1)) + 6 : 66 + 4 * (2 * t + (i & 1)) + 2);
-            total[i >> 1] += (2 * (int)(half_at(beside) >> 12) + 1) * part[i];
-        }
-    }
-    total[0] = over_four(total[0]);
-    total[1] = over_four(total[1]);
-    const u8* mine = t & 1 ? p[1] : p[0];
-    float i = (float)(t & 1 ? total[1] : total[0]);
-    if constexpr (TYPE == Q2_K) {
-        minimum[0] = over_four(minimum[0]);
-        minimum[1] = over_four(minimum[1]);
-        return (d * f16_at(mine + 80)) * i - (d * f16_at(mine + 82)) * (float)(t & 1 ? minimum[1] : minimum[0]);
-    } else {
-        return i * (f16_at(mine) * d);
+        for (int i = 0; i < 4; ++i) total[i] >>= 2;
     }
 }

@@ -58,6 +58,16 @@ VT_FN unsigned picked(unsigned a, unsigned b, unsigned select) {
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(found) : "r"(a), "r"(b), "r"(select));
     return found;
 }
+// As one instruction, whatever else is multiplied by `a`.
+VT_FN unsigned times_plus(unsigned a, unsigned b, unsigned c) {
+    asm("mad.lo.u32 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(c));
+    return a;
+}
+// Bits of a where those of `mask` are set, else of b: as one instruction.
+VT_FN unsigned chosen(unsigned mask, unsigned a, unsigned b) {
+    asm("lop3.b32 %0, %1, %2, %0, 0xca;" : "+r"(b) : "r"(mask), "r"(a));
+    return b;
+}
 VT_FN int dot2_low(int pair, unsigned bytes, int sum) { return __dp2a_lo(pair, (int)bytes, sum); }
 VT_FN int dot2_high(int pair, unsigned bytes, int sum) { return __dp2a_hi(pair, (int)bytes, sum); }
 VT_FN int dot4_unsigned(unsigned w, unsigned a, int sum) {
@@ -104,6 +114,8 @@ static inline unsigned picked(unsigned a, unsigned b, unsigned select) {
     }
     return found;
 }
+static inline unsigned times_plus(unsigned a, unsigned b, unsigned c) { return a * b + c; }
+static inline unsigned chosen(unsigned mask, unsigned a, unsigned b) { return (a & mask) | (b & ~mask); }
 static inline int dot2(int pair, unsigned bytes, int sum) {
     return sum + (short)pair * (int)(signed char)bytes + (pair >> 16) * (int)(signed char)(bytes >> 8);
 }
