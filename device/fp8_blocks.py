@@ -10,7 +10,7 @@ import numpy as np
 from vtlab.ops import providers
 from vtlab.ops.dtypes import dtype
 
-from .fp8_matmul import ends_in_bfloat16
+from .fp8_matmul import ends_in_half
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, vectors
 from .tiles import on_tensor_cores, rows_of, start_exact, start_loaded
@@ -21,7 +21,7 @@ _BFLOAT16, _FLOAT32 = dtype("bfloat16"), dtype("float32")
 
 
 def _of_128(arguments) -> bool:
-    return ends_in_bfloat16(arguments) and arguments["block_n"] == arguments["block_k"] == BLOCK
+    return ends_in_half(arguments) and arguments["block_n"] == arguments["block_k"] == BLOCK
 
 
 judged_by_norm("scaled_mm_block", _of_128, coarse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .launch import MULTIPROCESSORS, on_hopper, start
@@ -43,6 +44,35 @@ _LOADED = (
     Loaded(128, 128, 2, 1, 2, 2 * _LEAVING, 1.4, "128_by_128"),
     Loaded(256, 128, 2, 1, 2, 2 * _LEAVING, 2.5, "256_by_128"),
 )
+
+
+class Narrow(NamedTuple):
+    """A kernel whose tiles are as narrow as it takes for every multiprocessor to have one: cuda/fp8_narrow.cuh.
+
+    tokens, width : rows of a tile, of a and b; deep : times 128 bytes of k a stage; alike : blocks of a cluster.
+    """
+
+    tokens: int
+    width: int
+    deep: int
+    alike: int
+
+    @property
+    def groups(self) -> int:
+        return 2 if self.tokens > 64 else 1
+
+    def tiles(self, tokens: int, columns: int) -> int:
+        """How often a cluster takes tiles, one for each of its blocks."""
+        return -(-tokens // self.tokens) * -(-columns // (self.width * self.alike))
+
+
+_NARROW = tuple(
+    Narrow(tokens, width, 2, alike) for tokens, alike in ((16, 1), (64, 2), (128, 2)) for width in (16, 32, 40, 48, 56, 64)
+)
+_MOST_NARROW = 128
+"""Tokens up to which tiles are narrow."""
+_READ_BEYOND, _ENDS, _ROW_ENDS = 6144, 12, 8
+"""As in the .cuh file: bytes that may be read behind a stage, of a column and of a row at the end."""
 
 
 class Rows(NamedTuple):
@@ -95,6 +125,30 @@ def loaded_form(matrices: int, tokens: int, high: int, columns: int) -> Loaded:
 def _clusters(form: Loaded, matrices: int, tokens: int, high: int, columns: int) -> int:
     """How often a cluster takes tiles, one for each of its blocks."""
     return matrices * -(-tokens // min(high, form.tokens * form.apart)) * -(-columns // (form.weights * form.alike))
+
+
+def narrow_form(tokens: int, columns: int, widths: Callable[[int], bool]) -> Narrow | None:
+    """The narrow kernel for the shape, of those whose width is allowed; None where tokens are too many."""
+    if tokens > _MOST_NARROW:
+        return None
+    high = next(form.tokens for form in _NARROW if tokens <= form.tokens)
+
+    def time(form: Narrow) -> int:
+        return -(-form.tiles(tokens, columns) // (MULTIPROCESSORS // form.alike)) * (form.width + 8)
+
+    return min((form for form in _NARROW if form.tokens == high and widths(form.width)), key=time)
+
+
+def start_narrow(op: str, family: str, kernel: str, form: Narrow, tokens: int, columns: int, operands, args) -> None:
+    """Launch a narrow kernel; operands as for `start_loaded`."""
+    grid = min(form.alike * form.tiles(tokens, columns), MULTIPROCESSORS // form.alike * form.alike)
+    fixed = 1024 + _READ_BEYOND + _MOST_STAGES * 2 * 8 + form.groups * (form.width * _ENDS + 64 * _ROW_ENDS)
+    stage = form.deep * (form.tokens + form.width) * _K_TILE
+    stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
+    maps = [map_of(*each, high) for each, high in zip(operands, (form.tokens // form.alike, form.width))]
+    threads = 128 + 128 * form.groups
+    name = f"{kernel}_{form.tokens}_{form.width}"
+    start(op, family, name, grid, (threads, 1), [*maps, grid, *args, stages], fixed + stages * stage)
 
 
 def map_of(array, rows: int, stride: int, high: int):

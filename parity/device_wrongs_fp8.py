@@ -16,7 +16,7 @@ _WHOLE = {
     "int8 sums begin anew": ("multiply(total[w], here, w, block > 0)", "multiply(total[w], here, w, false)"),
     "stages let go unasked": ("if (block > 0) release(before)", "if (block > 1) release(before)"),
     "the first tiles alone": ("rest % left", "rest % high"),
-    "halves as bfloat16": ("EXACT && out_kind == F16", "EXACT && out_kind == F32"),
+    "halves as bfloat16": ("return out_kind == F16", "return out_kind == F32"),
 }  # fmt: skip
 _LOADED = {
     "a block less of k": ("(job.depth + 127) / K_TILE", "job.depth / K_TILE"),
