@@ -7,6 +7,7 @@
 // while the next 128 are under way. How wide and deep tiles are and who brings them does not show in a sum.
 #pragma once
 #include "copy_engine.cuh"
+#include "elected.cuh"
 #include "fp8_tiles.cuh"
 #include "wgmma_narrow.cuh"
 
@@ -20,17 +21,6 @@ template <int TOKENS_, int WIDTH_, int DEEP_, int ALIKE_> struct Narrow {
 
 #define BRINGERS 4        // warps that bring stages
 #define READ_BEYOND 6144  // bytes behind the last tokens that an instruction may read
-
-#ifdef __CUDACC__
-// One lane of the warp, as far as the compiler knows the same for all that follows.
-VT_FN bool one_of_warp() {
-    unsigned is;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(is));
-    return is != 0;
-}
-#else
-static inline bool one_of_warp() { return (threadIdx.x & 31) == 0; }
-#endif
 
 // JOB as for `multiply_loaded`, with tokens as the left operand.
 template <class FORM, class JOB>
