@@ -46,7 +46,7 @@ def _product(op, a, scale_a, b, scale_b, target, blocks, first, of=_ALONE, exper
         scale_a, *steps, int(scale_a.dtype != _FLOAT32), scale_b, scale_b.shape[-1], int(first), of, experts, many,
         high, target, kind(target), int(moves),
     ]  # fmt: skip
-    tiled = a.dtype == np.uint8 and target.dtype == _BFLOAT16 and blocks == (BLOCK, BLOCK) and depth > 0
+    tiled = a.dtype == np.uint8 and target.dtype != _FLOAT32 and blocks == (BLOCK, BLOCK) and depth > 0
     if tiled and on_tensor_cores(left, right):
         operands = (a, matrices * rows, depth), (b, many * columns, depth)
         start_loaded(op, "fp8_blocks", "loaded_blocks", matrices, rows, high, columns, operands, args)

@@ -67,7 +67,9 @@ class Narrow(NamedTuple):
 
 
 _NARROW = tuple(
-    Narrow(tokens, width, 2, alike) for tokens, alike in ((16, 1), (64, 2), (128, 2)) for width in (16, 32, 40, 48, 56, 64)
+    Narrow(tokens, width, 2, alike)
+    for tokens, alike in ((16, 1), (64, 2), (128, 2))
+    for width in (16, 32, 40, 48, 56, 64)
 )
 _MOST_NARROW = 128
 """Tokens up to which tiles are narrow."""

@@ -56,7 +56,9 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
     }
     if (ALIKE > 1) cluster_in_step();
     else __syncthreads();
+    constexpr bool MANY_SUMS = GROUPS == 2 && WIDTH > 96;  // more than the registers that a thread starts with
     if (warp < BRINGERS) {
+        if (MANY_SUMS) registers_down<40>();
         int stage = warp, parity = 1, step = warp;
         for (int number = first; number < all; number += apart) {
             Tile tile = tile_at(number);
@@ -84,6 +86,7 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
             step -= steps;
         }
     } else {
+        if (MANY_SUMS) registers_up<232>();
         int group = (warp - BRINGERS) >> 2, lane = thread & 31, own = thread & 127, stage = 0, parity = 0;
         int top = group * 64 + 16 * (warp & 3);
         bool tells = lane < ALIKE;
@@ -92,7 +95,7 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
         for (int number = first; number < all; number += apart) {
             Tile tile = tile_at(number);
             if (own < WIDTH) ends[group * WIDTH + own] = job.column_ends(tile, own);
-            else if (own >= 64) row_ends[group * 64 + own - 64] = job.row_end(tile, group * 64 + own - 64);
+            if (own >= 64) row_ends[group * 64 + own - 64] = job.row_end(tile, group * 64 + own - 64);
             auto multiply = [&](SUM(&part)[SUMS], int d, bool add) {
                 u64 a = beyond(left, stage * STAGE + d * PART), b = beyond(right, stage * STAGE + d * PART);
 #pragma unroll
