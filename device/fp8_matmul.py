@@ -16,6 +16,8 @@ from .launch import PROVIDER, kind, results, vectors
 from .tiles import narrow_form, on_tensor_cores, rows_of, start_exact, start_loaded, start_narrow
 
 _BFLOAT16, _FLOAT32 = dtype("bfloat16"), dtype("float32")
+_WIDTHS = {"e4m3": (16, 32, 40, 48, 56, 64), "s8": (16, 32, 48, 64)}
+"""Of narrow tiles, as in the .cu file."""
 
 
 def ends_in_half(arguments) -> bool:
@@ -45,8 +47,8 @@ def _product(op, a, b, target, scaling: list, through_bf16: bool, corrections: l
     shows = name == "e4m3" and target.dtype == _FLOAT32
     if depth and not shows and on_tensor_cores(left, right):
         operands = (a, rows, left.stride), (b, columns, right.stride)
-        if form := narrow_form(rows, columns, lambda width: name == "e4m3" or width % 16 == 0):
-            start_narrow(op, "fp8_matmul", f"narrow_{name}", form, rows, columns, operands, args)
+        if narrow := narrow_form(rows, columns, _WIDTHS[name]):
+            start_narrow(op, "fp8_matmul", f"narrow_{name}", *narrow, rows, columns, operands, args)
         else:
             start_loaded(op, "fp8_matmul", f"loaded_{name}", 1, rows, rows, columns, operands, args)
     else:

@@ -41,15 +41,13 @@ _LOADED = {
 }  # fmt: skip
 _NARROW = {
     "narrow sums forget those before": ("total[i] += part[i];", "total[i] = part[i];"),
-    "narrow stages before they are there": (
-        "stage = 0, parity ^= 1;\n                    barrier_wait(full + stage, parity);", "stage = 0, parity ^= 1;",
-    ),
+    "narrow stages before they are there": ("[&] { barrier_wait(full + stage, parity); }", "[&] {}"),
     "narrow stages before they are read": (
         "barrier_wait(empty + stage, parity);\n                lanes_meet();", "lanes_meet();",
     ),
-    "narrow stages let go unasked": ("tells && from >= 0", "tells"),
     "half of a narrow stage": (
-        "STAGE);\n#pragma unroll\n                    for (int d", "STAGE / 2);\n#pragma unroll\n                    for (int d",
+        "STAGE);\n#pragma unroll\n                    for (int d",
+        "STAGE / 2);\n#pragma unroll\n                    for (int d",
     ),
     "every stage's first 128 k": ("int k = (step * DEEP + d) * K_TILE;", "int k = step * DEEP * K_TILE;"),
     "the first narrow tile's rows": ("(int)tile.token + row, 0, 1", "row, 0, 1"),

@@ -2,9 +2,9 @@
 //
 // Tokens are the left operand, whose 64 rows an instruction takes: what it reads behind fewer of them becomes sums that nobody
 // reads. Weights are the right one, of which it takes any number of eights. Four warps bring stages in turn, since one would
-// be slower than what it brings; their lanes go the same way, so that nothing is asked for lane by lane. A cluster's blocks
-// bring each other the tokens that they share. As in fp8_loaded.cuh sums of e4m3 leave the tensor cores after 128 products,
-// while the next 128 are under way. How wide and deep tiles are and who brings them does not show in a sum.
+// be slower than what it brings; their lanes go the same way, so that nothing is asked for lane by lane. Blocks that bring each
+// other the tokens that they share were slower than blocks alone. As in fp8_loaded.cuh sums of e4m3 leave the tensor cores
+// after 128 products, while the next 128 are under way. How wide and deep tiles are does not show in a sum.
 #pragma once
 #include "copy_engine.cuh"
 #include "elected.cuh"
@@ -13,10 +13,10 @@
 
 #if VT_TILES
 
-// A kernel's shape. TOKENS by WIDTH weight rows a tile, DEEP times 128 bytes of k a stage, ALIKE blocks of a cluster.
-template <int TOKENS_, int WIDTH_, int DEEP_, int ALIKE_> struct Narrow {
-    static_assert(DEEP_ == 1 || DEEP_ == 2, "");
-    static constexpr int TOKENS = TOKENS_, WIDTH = WIDTH_, DEEP = DEEP_, ALIKE = ALIKE_, GROUPS = TOKENS_ > 64 ? 2 : 1;
+// A kernel's shape. TOKENS by WIDTH weight rows a tile, DEEP times 128 bytes of k a stage.
+template <int TOKENS_, int WIDTH_, int DEEP_> struct Narrow {
+    static_assert((DEEP_ == 1 || DEEP_ == 2) && WIDTH_ <= 64, "");
+    static constexpr int TOKENS = TOKENS_, WIDTH = WIDTH_, DEEP = DEEP_, GROUPS = TOKENS_ > 64 ? 2 : 1;
 };
 
 #define BRINGERS 4        // warps that bring stages
@@ -26,21 +26,20 @@ template <int TOKENS_, int WIDTH_, int DEEP_, int ALIKE_> struct Narrow {
 template <class FORM, class JOB>
 VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights_map, const JOB& job, int stages, u8* memory) {
     constexpr int TOKENS = FORM::TOKENS, WIDTH = FORM::WIDTH, DEEP = FORM::DEEP, GROUPS = FORM::GROUPS, SUMS = WIDTH / 2;
-    constexpr int ALIKE = TOGETHER(FORM::ALIKE), SLICE = TOKENS / FORM::ALIKE;
     constexpr int PART = (TOKENS + WIDTH) * K_TILE, STAGE = DEEP * PART;
     typedef typename JOB::SUM SUM;
     u8* tiles = memory + (-(u64)memory & 1023);
     u64 *full = (u64*)(tiles + stages * STAGE + READ_BEYOND), *empty = full + MOST_STAGES;
     auto ends = (typename JOB::Ends*)(empty + MOST_STAGES);  // of a group's columns, then of its rows
     auto row_ends = (typename JOB::RowEnd*)(ends + GROUPS * WIDTH);
-    int thread = (int)threadIdx.x, warp = same_in_warp(thread >> 5), rank = ALIKE > 1 ? block_of_cluster() : 0;
+    int thread = (int)threadIdx.x, warp = same_in_warp(thread >> 5);
     int down = (int)((unsigned)(job.rows + TOKENS - 1) / TOKENS), steps = (int)((unsigned)(job.depth + DEEP * K_TILE - 1) / (DEEP * K_TILE));
-    int all = down * (int)((unsigned)(job.columns + WIDTH * ALIKE - 1) / (WIDTH * ALIKE));
-    int first = (int)blockIdx.x / ALIKE, apart = (int)job.grid / ALIKE;
+    int all = down * (int)((unsigned)(job.columns + WIDTH - 1) / WIDTH);
+    int brought = DEEP * K_TILE * (WIDTH + (job.rows < TOKENS ? (int)job.rows : TOKENS));  // no rows that do not exist
     auto tile_at = [&](int number) {
         int beside = number, below = 0;
         if (down > 1) beside = (int)((unsigned)number / (unsigned)down), below = number - beside * down;
-        int token = below * TOKENS, column = (beside * ALIKE + rank) * WIDTH;
+        int token = below * TOKENS, column = beside * WIDTH;
         int tokens = (int)job.rows - token, left = (int)job.columns - column;
         return Tile{nullptr, nullptr, token, column, tokens < TOKENS ? tokens : TOKENS, left < WIDTH ? left : WIDTH, 0, 0};
     };
@@ -50,17 +49,14 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
         if (warp == 1) map_ahead(tokens_map);
         for (int s = warp; s < stages; s += BRINGERS + 4 * GROUPS) {
             barrier_init(full + s, 1);
-            barrier_init(empty + s, ALIKE * 4 * GROUPS);
+            barrier_init(empty + s, 4 * GROUPS);
         }
         barriers_ready();
     }
-    if (ALIKE > 1) cluster_in_step();
-    else __syncthreads();
-    constexpr bool MANY_SUMS = GROUPS == 2 && WIDTH > 96;  // more than the registers that a thread starts with
+    __syncthreads();
     if (warp < BRINGERS) {
-        if (MANY_SUMS) registers_down<40>();
         int stage = warp, parity = 1, step = warp;
-        for (int number = first; number < all; number += apart) {
+        for (int number = (int)blockIdx.x; number < all; number += (int)job.grid) {
             Tile tile = tile_at(number);
 #pragma unroll 1
             for (; step < steps; step += BRINGERS) {
@@ -68,16 +64,12 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
                 barrier_wait(empty + stage, parity);
                 lanes_meet();
                 if (one) {
-                    barrier_expect(full + stage, STAGE);
+                    barrier_expect(full + stage, brought);
 #pragma unroll
                     for (int d = 0; d < DEEP; ++d) {
                         int k = (step * DEEP + d) * K_TILE;
                         load_tile(to + d * PART + TOKENS * K_TILE, weights_map, full + stage, k, (int)tile.column);
-#pragma unroll
-                        for (int i = 0; i < FORM::ALIKE / ALIKE; ++i) {
-                            int row = (rank + i) * SLICE;
-                            load_tile_for<ALIKE>(to + d * PART + row * K_TILE, tokens_map, full + stage, k, (int)tile.token + row, 0, 1);
-                        }
+                        load_tile(to + d * PART, tokens_map, full + stage, k, (int)tile.token);
                     }
                 }
                 stage += BRINGERS;
@@ -86,13 +78,11 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
             step -= steps;
         }
     } else {
-        if (MANY_SUMS) registers_up<232>();
         int group = (warp - BRINGERS) >> 2, lane = thread & 31, own = thread & 127, stage = 0, parity = 0;
         int top = group * 64 + 16 * (warp & 3);
-        bool tells = lane < ALIKE;
-        auto mates_empty = barriers_of(empty, tells ? lane : rank);
+        auto empties = barriers_of(empty, 0);
         u64 left = tile_of(tiles + group * 64 * K_TILE), right = tile_of(tiles + TOKENS * K_TILE);
-        for (int number = first; number < all; number += apart) {
+        for (int number = (int)blockIdx.x; number < all; number += (int)job.grid) {
             Tile tile = tile_at(number);
             if (own < WIDTH) ends[group * WIDTH + own] = job.column_ends(tile, own);
             if (own >= 64) row_ends[group * 64 + own - 64] = job.row_end(tile, group * 64 + own - 64);
@@ -101,9 +91,10 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
 #pragma unroll
                 for (int s = 0; s < K_TILE / 32; ++s) multiply_tile(part, further(a, s), further(b, s), add || s > 0);
             };
+            auto arrives = [&] { barrier_wait(full + stage, parity); };
             auto release = [&](int from) {  // without a branch, which products under way would not outlive
                 lanes_meet();
-                barrier_arrive_if(tells && from >= 0, mates_empty, from);
+                barrier_arrive_if(lane == 0 && from >= 0, empties, from);
             };
             SUM total[SUMS];
 #pragma unroll
@@ -112,7 +103,7 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
             if constexpr (JOB::EXACT) {
 #pragma unroll 1
                 for (int step = 0; step < steps; ++step) {
-                    barrier_wait(full + stage, parity);
+                    arrives();
                     products_begin();
 #pragma unroll
                     for (int d = 0; d < DEEP; ++d) multiply(total, d, true);
@@ -142,9 +133,9 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
                 auto go_on = [&] {
                     before = stage;
                     if (++stage == stages) stage = 0, parity ^= 1;
-                    barrier_wait(full + stage, parity);
+                    arrives();
                 };
-                barrier_wait(full + stage, parity);
+                arrives();
                 begin(even, 0);
 #pragma unroll 1
                 for (; block + 2 < blocks; block += 2) {
@@ -194,10 +185,9 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
                     }
                 }
             }
-            if (number + apart < all) group_meets(group);  // before `ends` are the next tile's
+            if (number + (int)job.grid < all) group_meets(group);  // before `ends` are the next tile's
         }
     }
-    if (ALIKE > 1) cluster_in_step();  // another block may still bring tokens here, or be told that it may
 }
 
 #endif

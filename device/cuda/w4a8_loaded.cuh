@@ -2,7 +2,8 @@
 //
 // The copy engine brings 128 k a stage: rows of `a`, a block's words and its tables, a group of scales. Four warps send for
 // stages in turn: one alone would be slower than those that multiply. Groups of four warps have 64 columns each, or take
-// turns at the stages of the same 64. They look weights up while the products of those before are under way. Sums leave
+// turns at the stages of the same 64. They look weights up while the products of those before are under way, and read the words of
+// those after before they wait for products. Sums leave
 // the tensor cores after CHAIN stages, since they keep too few bits there, and are added up in float32 from the first one
 // on: in registers or, where groups take turns, in shared memory that is handed on. So neither the tile's form nor the
 // batch shows in a sum.
@@ -10,28 +11,12 @@
 #include "elected.cuh"
 #include "w4a8_tables.cuh"
 #include "wgmma_codes.cuh"
-#include "wgmma_narrow.cuh"
 
 #define MOST_EXPERTS 512
 #define CHAIN 2
 #define BAND 8  // tiles of rows that pass before the next columns
 
 #if VT_TILES
-
-#ifdef __CUDACC__
-#define CODES_TILE(SUMS, N, A, B, C, D, TILE, ADD, ...)                                                                \
-    VT_FN void multiply_codes(float (&d)[SUMS], const unsigned (&a)[4], u64 b, int add) {                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                                               \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" SUMS_##SUMS "}, "                    \
-                     "{%" #A ", %" #B ", %" #C ", %" #D "}, %" #TILE ", p, 1, 1;\n}\n"                               \
-                     : __VA_ARGS__                                                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                  \
-    }
-CODES_TILE(28, 56, 28, 29, 30, 31, 32, 33, TWENTY("+f"), EIGHT("+f", 20))
-CODES_TILE(36, 72, 36, 37, 38, 39, 40, 41, TWENTY("+f"), EIGHT("+f", 20), EIGHT("+f", 28))
-CODES_TILE(40, 80, 40, 41, 42, 43, 44, 45, TWENTY("+f"), EIGHT("+f", 20), EIGHT("+f", 28), FOUR("+f", 36))
-CODES_TILE(44, 88, 44, 45, 46, 47, 48, 49, TWENTY("+f"), EIGHT("+f", 20), EIGHT("+f", 28), EIGHT("+f", 36))
-#endif
 
 template <int N> struct Stages { static constexpr int COUNT = N; };
 struct alignas(16) Four { float x[4]; };
@@ -41,7 +26,7 @@ struct alignas(8) Two { float x[2]; };
 template <int TOKENS, int ACROSS, int TURNS, int STAGES>
 VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, int grid, u8* memory) {
     constexpr int GROUPS = ACROSS * TURNS, SUMS = TOKENS / 2, SPAN = 64 * ACROSS;
-    constexpr int FEW = GROUPS == 2 ? 24 : 40, MANY = GROUPS == 2 ? 240 : 104;  // registers
+    constexpr int FEW = 40, MANY = GROUPS == 2 ? 232 : 104;  // registers
     constexpr int WORDS_AT = TOKENS * 128, TABLES_AT = WORDS_AT + ACROSS * 4096, STAGE_BYTES = TABLES_AT + ACROSS * 512;
     constexpr int STAGE = (STAGE_BYTES + 1023) / 1024 * 1024;
     u8 *stages = memory + (-(u64)memory & 1023), *leaving = stages + STAGES * STAGE;
@@ -129,8 +114,9 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         u8* mine = leaving + group * TOKENS * 128;
         float* scales = token_scales + group * TOKENS;
         Four* so_far = totals + side * SUMS * 32 + (own & 127);
-        constexpr int SIDES = TURNS == 1 ? 2 : 1;  // of a tile's rows: one is added up while the other is multiplied
-        float part[SIDES][SUMS / SIDES], total[SUMS];
+        float part[SUMS], total[SUMS];
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) part[i] = 0.0f;
         unsigned order = Places::ORDER + (unsigned)(depth >> 32);  // as far as the compiler knows, no constant: depth < 2^31
         Table low, up;
         uint2 low_entries, up_entries, q[2];  // of what is looked up next: they come while products are under way
@@ -152,69 +138,41 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 a[s][0] = x.look_up(low), a[s][1] = x.look_up_upper(up), a[s][2] = y.look_up(low), a[s][3] = y.look_up_upper(up);
             }
         };
-        auto join = [&](int n) {
-            products_there(part[n]);
-#pragma unroll
-            for (int j = 0; j < SUMS / SIDES; ++j) total[n * (SUMS / SIDES) + j] += part[n][j];
-            products_there(part[n]);
-        };
-        auto multiply = [&](unsigned(&a)[2][4], int half, int n, bool add) {
-            u64 tokens = tile_of(stages + stage * STAGE + n * (TOKENS / SIDES) * 128);
+        auto multiply = [&](unsigned(&a)[2][4], int half, bool add) {
+            u64 tokens = tile_of(stages + stage * STAGE);
             products_begin();
 #pragma unroll
-            for (int s = 0; s < 2; ++s) multiply_codes(part[n], a[s], further(tokens, 2 * half + s), add || s > 0);
+            for (int s = 0; s < 2; ++s) multiply_codes(part, a[s], further(tokens, 2 * half + s), add || s > 0);
             products_close();
         };
         auto release = [&](int from) {
             lanes_meet();
-            if (lane == 0 && from >= 0) barrier_arrive(empty + from);
+            if (lane == 0) barrier_arrive(empty + from);
         };
         // The products of a chain of stages, of which the first half is looked up already; `more`: then look up the next one's.
         unsigned even[2][4], odd[2][4];
-        int before = -1;
-        // Both sides' products with the first half of a chain's first stage; `joins`: a side of the chain before is added up while
-        // the other is multiplied.
-        auto open = [&](bool joins) {
-#pragma unroll
-            for (int n = 0; n < SIDES; ++n) {
-                if (joins) {
-                    products_wait<SIDES - 1>();
-                    join(n);
-                }
-                multiply(even, 0, n, false);
-            }
-        };
-        // The rest of a chain; `more`: then look up the first half of the next one.
-        auto rest = [&](auto length, bool more) {
+        auto products = [&](auto length, bool more) {
+            int before = -1;
 #pragma unroll
             for (int i = 0; i < decltype(length)::COUNT; ++i) {
                 bool on = i + 1 < decltype(length)::COUNT || more;
-                if (i > 0)
-#pragma unroll
-                    for (int n = 0; n < SIDES; ++n) multiply(even, 0, n, true);
+                multiply(even, 0, i > 0);
                 fetch(1);
-                products_wait<SIDES>();
-                release(before);
+                products_wait<1>();
+                if (i > 0) release(before);
                 look_up(odd, 1);
-                multiply(odd, 1, 0, true);
+                multiply(odd, 1, true);
                 before = stage;
-                int here = stage;
                 advance(1);
                 if (on) fetch(0);
                 products_wait<1>();
                 if (on) look_up(even, 0);
-                if (SIDES > 1) {
-                    int next = stage;
-                    stage = here;
-                    multiply(odd, 1, SIDES - 1, true);
-                    stage = next;
-                }
             }
-        };
-        auto end = [&] {
             products_wait<0>();
             release(before);
-            before = -1;
+            if constexpr (TURNS == 1)
+#pragma unroll
+                for (int j = 0; j < SUMS; ++j) total[j] += part[j];
         };
         for (int number = (int)blockIdx.x; number < all; number += grid) {
             Tile tile = tile_at(number);
@@ -227,20 +185,9 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 for (int i = 0; i < SUMS; ++i) total[i] = -0.0f;
                 fetch(0);
                 look_up(even, 0);
-                open(false);
-                int begin = CHAIN;
 #pragma unroll 1
-                for (; begin < groups; begin += CHAIN) {
-                    rest(Stages<CHAIN>(), true);
-                    open(true);
-                }
-                if (begin == groups) rest(Stages<CHAIN>(), false);
-                else rest(Stages<1>(), false);
-                end();
-#pragma unroll
-                for (int n = 0; n < SIDES; ++n) {
-                    join(n);
-                }
+                for (int begin = 0; begin + CHAIN <= groups; begin += CHAIN) products(Stages<CHAIN>(), begin + CHAIN < groups);
+                if (groups % CHAIN) products(Stages<1>(), false);
             } else {
                 last = false;
                 for (int begin = 0; begin < groups; begin += CHAIN) {
@@ -248,10 +195,8 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                     if (chain == turn) {
                         fetch(0);
                         look_up(even, 0);
-                        open(false);
-                        if (length == CHAIN) rest(Stages<CHAIN>(), false);
-                        else rest(Stages<1>(), false);
-                        end();
+                        if (length == CHAIN) products(Stages<CHAIN>(), false);
+                        else products(Stages<1>(), false);
                         last = begin + length == groups;
                         if (!opens) {
                             barrier_wait(turns + 4 * group + warp, handed);
@@ -262,7 +207,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                         for (int i = 0; i < SUMS / 4; ++i) {
                             Four sum = begin ? so_far[i * 128] : Four{-0.0f, -0.0f, -0.0f, -0.0f};
 #pragma unroll
-                            for (int e = 0; e < 4; ++e) total[4 * i + e] = sum.x[e] += part[0][4 * i + e];
+                            for (int e = 0; e < 4; ++e) total[4 * i + e] = sum.x[e] += part[4 * i + e];
                             if (!last) so_far[i * 128] = sum;
                         }
                         barrier_arrive(turns + 4 * next + warp);

@@ -11,16 +11,10 @@
 #define SUMS_20 SUMS_16 ", %16, %17, %18, %19"
 #define SUMS_24 SUMS_20 ", %20, %21, %22, %23"
 #define SUMS_28 SUMS_24 ", %24, %25, %26, %27"
-#define SUMS_36 SUMS_28 ", %28, %29, %30, %31, %32, %33, %34, %35"
-#define SUMS_40 SUMS_36 ", %36, %37, %38, %39"
-#define SUMS_44 SUMS_40 ", %40, %41, %42, %43"
-#define SUMS_56 SUMS_44 ", %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55"
 #define FOUR(kind, i) kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3])
 #define EIGHT(kind, i) FOUR(kind, i), FOUR(kind, i + 4)
-#define TWELVE(kind) EIGHT(kind, 0), FOUR(kind, 8)
 #define SIXTEEN(kind) EIGHT(kind, 0), EIGHT(kind, 8)
 #define TWENTY(kind) SIXTEEN(kind), FOUR(kind, 16)
-#define FORTY(kind) SIXTEEN(kind), EIGHT(kind, 16), EIGHT(kind, 24), EIGHT(kind, 32)
 #define NARROW_TILE(SUM, SUMS, N, FORM, A, B, ADD, SIGNS, ...)                                                         \
     VT_FN void multiply_tile(SUM (&d)[SUMS], u64 a, u64 b, int add) {                                                  \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #ADD ", 0;\n"                                               \
@@ -30,17 +24,11 @@
     }
 #define E4M3 "f32.e4m3.e4m3"
 #define S8 "s32.s8.s8"
-NARROW_TILE(float, 12, 24, E4M3, 12, 13, 14, ", 1, 1", TWELVE("+f"))
 NARROW_TILE(float, 16, 32, E4M3, 16, 17, 18, ", 1, 1", SIXTEEN("+f"))
 NARROW_TILE(float, 20, 40, E4M3, 20, 21, 22, ", 1, 1", TWENTY("+f"))
 NARROW_TILE(float, 24, 48, E4M3, 24, 25, 26, ", 1, 1", SIXTEEN("+f"), EIGHT("+f", 16))
 NARROW_TILE(float, 28, 56, E4M3, 28, 29, 30, ", 1, 1", TWENTY("+f"), EIGHT("+f", 20))
-NARROW_TILE(float, 40, 80, E4M3, 40, 41, 42, ", 1, 1", FORTY("+f"))
-NARROW_TILE(float, 56, 112, E4M3, 56, 57, 58, ", 1, 1", FORTY("+f"), EIGHT("+f", 40), EIGHT("+f", 48))
-NARROW_TILE(int, 12, 24, S8, 12, 13, 14, "", TWELVE("+r"))
 NARROW_TILE(int, 16, 32, S8, 16, 17, 18, "", SIXTEEN("+r"))
 NARROW_TILE(int, 24, 48, S8, 24, 25, 26, "", SIXTEEN("+r"), EIGHT("+r", 16))
-NARROW_TILE(int, 40, 80, S8, 40, 41, 42, "", FORTY("+r"))
-NARROW_TILE(int, 56, 112, S8, 56, 57, 58, "", FORTY("+r"), EIGHT("+r", 40), EIGHT("+r", 48))
 
 #endif
