@@ -10,7 +10,7 @@ import numpy as np
 from vtlab.ops import providers
 from vtlab.ops.dtypes import dtype
 
-from .fp8_matmul import ends_in_bfloat16
+from .fp8_matmul import ends_in_half
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, vectors
 from .tiles import on_tensor_cores, rows_of, start_exact, start_loaded
@@ -21,7 +21,7 @@ _BFLOAT16, _FLOAT32 = dtype("bfloat16"), dtype("float32")
 
 
 def _of_128(arguments) -> bool:
-    return ends_in_bfloat16(arguments) and arguments["block_n"] == arguments["block_k"] == BLOCK
+    return ends_in_half(arguments) and arguments["block_n"] == arguments["block_k"] == BLOCK
 
 
 judged_by_norm("scaled_mm_block", _of_128, coarse=True)
@@ -46,7 +46,7 @@ def _product(op, a, scale_a, b, scale_b, target, blocks, first, of=_ALONE, exper
         scale_a, *steps, int(scale_a.dtype != _FLOAT32), scale_b, scale_b.shape[-1], int(first), of, experts, many,
         high, target, kind(target), int(moves),
     ]  # fmt: skip
-    tiled = a.dtype == np.uint8 and target.dtype == _BFLOAT16 and blocks == (BLOCK, BLOCK) and depth > 0
+    tiled = a.dtype == np.uint8 and target.dtype != _FLOAT32 and blocks == (BLOCK, BLOCK) and depth > 0
     if tiled and on_tensor_cores(left, right):
         operands = (a, matrices * rows, depth), (b, many * columns, depth)
         start_loaded(op, "fp8_blocks", "loaded_blocks", matrices, rows, high, columns, operands, args)

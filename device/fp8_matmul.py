@@ -1,7 +1,7 @@
 """8-bit products on a GPU: launchers of cuda/fp8_matmul.cu.
 
-On Hopper, products of e4m3 codes that end in bfloat16 run on tensor cores, whose sums have fewer bits than float32's.
-What ends in float32 or float16 would show that, and is summed in the mirror's order. Sums of int8 are exact either way.
+On Hopper, products of e4m3 codes that end in 16 bits run on tensor cores, whose sums have fewer bits than float32's.
+What ends in float32 would show that, and is summed in the mirror's order. Sums of int8 are exact either way.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from vtlab.ops.dtypes import dtype
 
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, vectors
-from .tiles import on_tensor_cores, rows_of, start_exact, start_loaded
+from .tiles import narrow_form, on_tensor_cores, rows_of, start_exact, start_loaded, start_narrow
 
-_BFLOAT16 = dtype("bfloat16")
+_BFLOAT16, _FLOAT32 = dtype("bfloat16"), dtype("float32")
+_WIDTHS = {"e4m3": (16, 32, 40, 48, 56, 64), "s8": (16, 32, 48, 64)}
+"""Of narrow tiles, as in the .cu file."""
 
 
-def ends_in_bfloat16(arguments) -> bool:
+def ends_in_half(arguments) -> bool:
     """Whether a call's result would not show how its e4m3 products were summed."""
-    return arguments["a"].dtype == np.uint8 and dtype(arguments["out_dtype"]) == _BFLOAT16
+    return arguments["a"].dtype == np.uint8 and dtype(arguments["out_dtype"]) != _FLOAT32
 
 
 for _op in ("matmul_fp8_cutlass", "matmul_fp8_cublaslt", "cutlass_scaled_mm"):
-    judged_by_norm(_op, ends_in_bfloat16, coarse=True)
+    judged_by_norm(_op, ends_in_half, coarse=True)
 
 
 def _product(op, a, b, target, scaling: list, through_bf16: bool, corrections: list) -> None:
@@ -42,10 +44,13 @@ def _product(op, a, b, target, scaling: list, through_bf16: bool, corrections: l
         int(through_bf16), *corrections, target, kind(target), int(moves),
     ]  # fmt: skip
     name = "s8" if a.dtype == np.int8 else "e4m3"
-    shows = name == "e4m3" and kind(target) != kind(_BFLOAT16)
+    shows = name == "e4m3" and target.dtype == _FLOAT32
     if depth and not shows and on_tensor_cores(left, right):
         operands = (a, rows, left.stride), (b, columns, right.stride)
-        start_loaded(op, "fp8_matmul", f"loaded_{name}", 1, rows, rows, columns, operands, args)
+        if narrow := narrow_form(rows, columns, _WIDTHS[name]):
+            start_narrow(op, "fp8_matmul", f"narrow_{name}", *narrow, rows, columns, operands, args)
+        else:
+            start_loaded(op, "fp8_matmul", f"loaded_{name}", 1, rows, rows, columns, operands, args)
     else:
         start_exact(op, "fp8_matmul", f"exact_{name}", 1, rows, rows, columns, args)
 

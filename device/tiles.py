@@ -45,6 +45,40 @@ _LOADED = (
 )
 
 
+class Narrow(NamedTuple):
+    """A kernel whose tiles are as narrow as it takes for every multiprocessor to have one: cuda/fp8_narrow.cuh.
+
+    tokens : rows of a tile of a; least : rows of b at least; deep : times 128 bytes of k a stage; tile, row :
+    nanoseconds that 128 of k of a tile cost, and a row of b more, as measured.
+    """
+
+    tokens: int
+    least: int
+    deep: int
+    tile: float
+    row: float
+
+    @property
+    def groups(self) -> int:
+        return 2 if self.tokens > 64 else 1
+
+    def tiles(self, width: int, tokens: int, columns: int) -> int:
+        return -(-tokens // self.tokens) * -(-columns // width)
+
+    def time(self, width: int, tokens: int, columns: int) -> float:
+        """Nanoseconds for 128 of k."""
+        return -(-self.tiles(width, tokens, columns) // MULTIPROCESSORS) * (self.tile + self.row * width)
+
+
+_NARROW = (Narrow(16, 16, 2, 55, 1.0), Narrow(64, 16, 2, 45, 1.9), Narrow(128, 32, 1, 100, 1.6))
+_MOST_NARROW = 256
+"""Tokens up to which tiles may be narrow."""
+_LOADED_UNIT = 286
+"""Nanoseconds of 128 of k at `Loaded.cost` 1."""
+_READ_BEYOND, _ENDS, _ROW_ENDS = 6144, 12, 8
+"""As in the .cuh file: bytes that may be read behind a stage, of a column and of a row at the end."""
+
+
 class Rows(NamedTuple):
     """How the rows of codes lie: bytes between them, and whether they may move 16 or 4 bytes at a time."""
 
@@ -86,15 +120,46 @@ def loaded_form(matrices: int, tokens: int, high: int, columns: int) -> Loaded:
             return form.weights == 128 and (form.apart == 1 or (matrices == 1 and tokens <= high))
         return form.tokens == 128 and form.apart == 1
 
-    def time(form: Loaded) -> float:
-        return -(-_clusters(form, matrices, tokens, high, columns) // (MULTIPROCESSORS // form.cluster)) * form.cost
+    return min(filter(fits, _LOADED), key=lambda form: _time(form, matrices, tokens, high, columns))
 
-    return min(filter(fits, _LOADED), key=time)
+
+def _time(form: Loaded, matrices: int, tokens: int, high: int, columns: int) -> float:
+    return -(-_clusters(form, matrices, tokens, high, columns) // (MULTIPROCESSORS // form.cluster)) * form.cost
 
 
 def _clusters(form: Loaded, matrices: int, tokens: int, high: int, columns: int) -> int:
     """How often a cluster takes tiles, one for each of its blocks."""
     return matrices * -(-tokens // min(high, form.tokens * form.apart)) * -(-columns // (form.weights * form.alike))
+
+
+def narrow_form(tokens: int, columns: int, widths: tuple[int, ...]) -> tuple[Narrow, int] | None:
+    """The narrow kernel for the shape, and which of its widths; None where wide tiles end sooner."""
+    if tokens > _MOST_NARROW:
+        return None
+    fitting = [form for form in _NARROW if form.tokens >= min(tokens, 64)][: 1 if tokens <= 64 else 2]  # 64, then 128
+
+    def time(choice: tuple[Narrow, int]) -> float:
+        form, width = choice
+        return form.time(width, tokens, columns)
+
+    best = min(((form, width) for form in fitting for width in widths if width >= form.least), key=time)
+    if tokens <= 128:
+        return best
+    wide = loaded_form(1, tokens, tokens, columns)
+    return best if time(best) < _LOADED_UNIT * _time(wide, 1, tokens, tokens, columns) else None
+
+
+def start_narrow(
+    op: str, family: str, kernel: str, form: Narrow, width: int, tokens: int, columns: int, operands, args
+) -> None:
+    """Launch a narrow kernel; operands as for `start_loaded`."""
+    grid = min(form.tiles(width, tokens, columns), MULTIPROCESSORS)
+    fixed = 1024 + _READ_BEYOND + _MOST_STAGES * 2 * 8 + form.groups * (width * _ENDS + 64 * _ROW_ENDS)
+    stage = form.deep * (form.tokens + width) * _K_TILE
+    stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
+    maps = [map_of(*each, high) for each, high in zip(operands, (min(form.tokens, tokens), width))]
+    name = f"{kernel}_{form.tokens}_{width}"
+    start(op, family, name, grid, (128 + 128 * form.groups, 1), [*maps, grid, *args, stages], fixed + stages * stage)
 
 
 def map_of(array, rows: int, stride: int, high: int):

@@ -69,8 +69,9 @@ class _Loaded(NamedTuple):
 
 _MOST_EXPERTS = 512
 _LOADED = (
-    _Loaded(8, 1, 4, 30, 0.21), _Loaded(16, 1, 4, 26, 0.21), _Loaded(32, 1, 4, 20, 0.22), _Loaded(64, 1, 4, 12, 0.35),
-    _Loaded(128, 2, 1, 7, 0.6), _Loaded(176, 2, 1, 5, 0.69),
+    _Loaded(16, 1, 4, 26, 0.205), _Loaded(16, 4, 1, 10, 0.61), _Loaded(32, 1, 4, 20, 0.23), _Loaded(32, 2, 2, 13, 0.4),
+    _Loaded(32, 4, 1, 8, 0.7), _Loaded(64, 1, 4, 12, 0.27), _Loaded(64, 2, 1, 11, 0.45), _Loaded(128, 2, 1, 7, 0.55),
+    _Loaded(176, 2, 1, 5, 0.645),
 )  # fmt: skip
 _DEEP = 16
 """Groups from which on it pays to deal rows out to more multiprocessors."""
@@ -78,14 +79,16 @@ _DEEP = 16
 
 def loaded_form(experts: int, average: int, columns: int, groups: int) -> _Loaded:
     """The kernel for experts of so many rows: tiles as low as they are, or those that end soonest."""
-    if groups < _DEEP and average <= _LOADED[-1].rows:
-        return next(form for form in _LOADED if average <= form.rows)
+    fitting = [form for form in _LOADED if columns % (64 * form.across) == 0]
+    if groups < _DEEP and average <= fitting[-1].rows:
+        rows = next(form.rows for form in fitting if average <= form.rows)
+        fitting = [form for form in fitting if form.rows == rows]
 
     def time(form: _Loaded) -> tuple[float, int]:
         tiles = experts * form.tiles(average, columns)
         return -(-tiles // MULTIPROCESSORS) * form.cost, tiles
 
-    return min(_LOADED, key=time)
+    return min(fitting, key=time)
 
 
 def by_columns(b_q):
@@ -130,7 +133,7 @@ def _loaded(op: str, args: list, target) -> None:
     grid = min(most, MULTIPROCESSORS)
     rows_map = current().tensor_map(current().pointer(a), depth, rows, depth, form.rows)
     args = [rows_map, *args, int(vectors(columns, (target, columns))), grid]
-    start(op, _FAMILY, f"w4a8_loaded_{form.rows}", grid, (form.threads(), 1), args, form.shared())
+    start(op, _FAMILY, f"w4a8_loaded_{form.rows}_{form.across}", grid, (form.threads(), 1), args, form.shared())
 
 
 @providers.provider("cutlass_w4a8_mm", "cuda", PROVIDER)

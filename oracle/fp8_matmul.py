@@ -25,7 +25,7 @@ TENSOR_CORES = Parity(
     "rel_l2",
     2.0**-8,
     "the store to bfloat16, at worst 2**-9; tensor cores cut e4m3 products at 2**-13 of the largest of 32, at worst "
-    "2**-9 of a row where they do not cancel. Sums of int8, and what ends in another dtype: bytes",
+    "2**-9 of a row where they do not cancel. Sums of int8, and what ends in float32: bytes",
 )
 """How products of e4m3 are judged on a GPU."""
 WHY = "a chain of one fma for each of its ceil(K / 512) * 16 products, then at most 32 sums"

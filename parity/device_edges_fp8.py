@@ -61,12 +61,18 @@ EDGES: dict[str, list[dict]] = {
         _scaled(300, 136, 144, bias="float16"), _scaled(2, 72, 1168, True, bias="bfloat16"),
         *(_scaled(M, N, K, True, **_INT8, bias="bfloat16")
           for M, N, K in ((1, 129, 272), (17, 65, 640), (129, 200, 144))),
-        _scaled(66, 64, 8208, **_INT8, out_dtype="float16"), _scaled(3, 5, 0),
+        *(_scaled(M, N, K, **_INT8, out_dtype="float16")
+          for M, N, K in ((66, 64, 8208), (257, 64, 8208), (3, 16, 4368))),
+        _scaled(70, 64, 2064, True), _scaled(33, 136, 528, True, bias="bfloat16", out_dtype="float16"),
+        _scaled(3, 5, 0),
         _scaled(3, 66, 1030, out_dtype="float16"),
         _scaled(130, 70, 37, True), _scaled(3, 9, 144, a=_not_a_number(3, 144)),
         _scaled(3, 9, 37, a=_not_a_number(3, 37)),
         _scaled(70, 66, 1031, True, **_INT8), _scaled(385, 4240, 16, True),
         _scaled(65, 8464, 16, True),
+        *(_scaled(M, N, 16, True) for M in (3, 20, 70) for N in (3176, 4232, 5288, 6344, 7400)),
+        *(_scaled(M, N, 16, **_INT8) for M in (3, 20, 70) for N in (3176, 4232, 6344)),
+        _scaled(300, 4240, 16), _scaled(300, 4240, 16, **_INT8),
     ],
     "cutlass_scaled_mm_azp": [
         _scaled(M, N, K, True, azp=azp, bias=bias)
@@ -77,7 +83,8 @@ EDGES: dict[str, list[dict]] = {
     "scaled_mm_block": [
         *(_blocks(M, N, K) for M, N, K in ((1, 64, 128), (17, 200, 272), (130, 264, 400), (66, 8, 144))),
         _blocks(3, 70, 130, 64, 32), _blocks(2, 9, 1300, 1, 1100, out_dtype="float32"),
-        _blocks(70, 66, 300, out_dtype="float16"), _blocks(5, 130, 260, a="int8"), _blocks(2, 3, 0),
+        _blocks(70, 66, 300, out_dtype="float16"), *(_blocks(M, 72, 272, out_dtype="float16") for M in (9, 70)),
+        _blocks(5, 130, 260, a="int8"), _blocks(2, 3, 0),
         _blocks(3, 9, 144, a=_not_a_number(3, 144)),
     ],
     "fp8_gemm_nt": [

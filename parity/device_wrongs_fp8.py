@@ -16,7 +16,7 @@ _WHOLE = {
     "int8 sums begin anew": ("multiply(total[w], here, w, block > 0)", "multiply(total[w], here, w, false)"),
     "stages let go unasked": ("if (block > 0) release(before)", "if (block > 1) release(before)"),
     "the first tiles alone": ("rest % left", "rest % high"),
-    "halves as bfloat16": ("EXACT && out_kind == F16", "EXACT && out_kind == F32"),
+    "halves as bfloat16": ("return out_kind == F16", "return out_kind == F32"),
 }  # fmt: skip
 _LOADED = {
     "a block less of k": ("(job.depth + 127) / K_TILE", "job.depth / K_TILE"),
@@ -39,9 +39,28 @@ _LOADED = {
     "the weights' scale of the first block": ("weights + block", "weights"),
     "scales before they are there": ("JOB::SCALED ? 2 + SCALERS : 1", "1"),
 }  # fmt: skip
+_NARROW = {
+    "narrow sums forget those before": ("total[i] += part[i];", "total[i] = part[i];"),
+    "narrow stages before they are there": ("[&] { barrier_wait(full + stage, parity); }", "[&] {}"),
+    "narrow stages before they are read": (
+        "barrier_wait(empty + stage, parity);\n                lanes_meet();", "lanes_meet();",
+    ),
+    "half of a narrow stage": (
+        "STAGE);\n#pragma unroll\n                    for (int d",
+        "STAGE / 2);\n#pragma unroll\n                    for (int d",
+    ),
+    "every stage's first 128 k": ("int k = (step * DEEP + d) * K_TILE;", "int k = step * DEEP * K_TILE;"),
+    "the first narrow tile's rows": ("(int)tile.token + row, 0, 1", "row, 0, 1"),
+    "narrow tiles of the first tokens": ("below = number - beside * down;", "below = 0;"),
+    "ends of the first column": ("job.column_ends(tile, own)", "job.column_ends(tile, 0)"),
+    "ends of the first rows": ("job.row_end(tile, group * 64 + own - 64)", "job.row_end(tile, own - 64)"),
+    "columns beyond the last": ("if (room > 0) *(unsigned*)", "*(unsigned*)"),
+    "a column beyond the last": ("if (room > 1) to", "to"),
+    "ends of the tile before": ("group_meets(group);\n            if (top", "if (top"),
+}  # fmt: skip
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
-    "fp8_matmul": _EXACT | _WHOLE | {
+    "fp8_matmul": _EXACT | _WHOLE | _NARROW | {
         "azp of the first token": ("azp ? azp[token] : 1", "azp ? azp[0] : 1"),
         "scales of the first row": ("scale_a[by_row ? token : 0]", "scale_a[0]"),
         "scales of the first column": ("scale_b[by_column ? column : 0]", "scale_b[0]"),

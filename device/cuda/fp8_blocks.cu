@@ -80,7 +80,7 @@ struct Blocks {
     VT_MEMBER Ends column_ends(const Tile&, int) const { return {}; }
     VT_MEMBER bool row_end(const Tile& tile, int row) const { return real(tile, row); }
     VT_MEMBER float end(float sum, bool row, const Ends&) const { return row ? sum : 0.0f; }
-    VT_MEMBER unsigned pair(float x, float y) const { return narrow_bf16(x, y); }
+    VT_MEMBER unsigned pair(float x, float y) const { return out_kind == F16 ? narrow_f16(x, y) : narrow_bf16(x, y); }
     VT_MEMBER void write(const Tile& tile, const float* sums, int pitch, int across, int thread, int threads) const {
         int pieces = across / 8;
         for (int e = thread; e < tile.rows * pieces; e += threads) {

@@ -7,9 +7,12 @@
 // 3. loaded_*: the copy engine brings the tiles (fp8_loaded.cuh): what a block reads no longer costs its threads
 //    instructions, and two blocks share what they both read. 256 tokens by 128 weight rows where there are enough of both.
 // 4. Blocks that share weights rather than tokens; none share where one tile has all tokens. Tokens have the instruction's
-//    64 rows from 17 of them on, so that a thread needs two of their scales and not sixteen.
+//    64 rows, so that a thread needs two of their scales and not sixteen.
+// 5. narrow_*: up to 128 tokens, and some more, tiles of 16 to 64 weight rows, so that every multiprocessor has one
+//    (fp8_narrow.cuh). Before, one thread asked for all that a block reads, and 5120 rows kept 80 of 132 busy.
 #include "fp8_exact.cuh"
 #include "fp8_loaded.cuh"
+#include "fp8_narrow.cuh"
 
 template <class SUM_> struct Scaled {
     typedef SUM_ SUM;
@@ -54,7 +57,7 @@ template <class SUM_> struct Scaled {
         if (alpha) return through_bf16 ? through(scaled, BF16) : scaled;
         return bias ? vt_fma(row.scale, scaled, ends.addend) : row.scale * scaled;
     }
-    VT_MEMBER unsigned pair(float x, float y) const { return EXACT && out_kind == F16 ? narrow_f16(x, y) : narrow_bf16(x, y); }
+    VT_MEMBER unsigned pair(float x, float y) const { return out_kind == F16 ? narrow_f16(x, y) : narrow_bf16(x, y); }
     VT_MEMBER Ends column_ends(const Tile& tile, int column) const { return ends_of(column < tile.columns ? tile.column + column : 0); }
     VT_MEMBER RowEnd row_end(const Tile& tile, int row) const { return row_of(row < tile.tokens ? tile.token + row : 0); }
 
@@ -101,16 +104,30 @@ extern "C" __global__ void __launch_bounds__(256, 2) exact_s8(PARAMETERS) { JOB(
         JOB(SUM)                                                                                                       \
         multiply_loaded<Form<TOKENS, WEIGHTS, GROUPS, TOKENS_LEFT, ALIKE, APART>>(tokens_map, weights_map, job, (int)stages, memory);\
     }
-LOADED(float, loaded_e4m3_16, 16, 64, 1, false, 1, 1)
-LOADED(float, loaded_e4m3_64, 64, 64, 1, true, 1, 1)
-LOADED(float, loaded_e4m3_128, 128, 64, 2, true, 1, 1)
 LOADED(float, loaded_e4m3_128_by_128, 128, 128, 2, true, 1, 2)
 LOADED(float, loaded_e4m3_128_by_128_alike, 128, 128, 2, true, 2, 1)
 LOADED(float, loaded_e4m3_256_by_128, 256, 128, 2, true, 1, 2)
-LOADED(int, loaded_s8_16, 16, 64, 1, false, 1, 1)
-LOADED(int, loaded_s8_64, 64, 64, 1, true, 1, 1)
-LOADED(int, loaded_s8_128, 128, 64, 2, true, 1, 1)
 LOADED(int, loaded_s8_128_by_128, 128, 128, 2, true, 1, 2)
 LOADED(int, loaded_s8_128_by_128_alike, 128, 128, 2, true, 2, 1)
 LOADED(int, loaded_s8_256_by_128, 256, 128, 2, true, 1, 2)
+
+#define NARROW(SUM, name, TOKENS, WIDTH, DEEP)                                                                         \
+    extern "C" __global__ void __launch_bounds__(TOKENS > 64 ? 384 : 256, 1)                                           \
+        name##_##TOKENS##_##WIDTH(VT_MAP tokens_map, VT_MAP weights_map, PARAMETERS) {                                 \
+        VT_SHARED(memory);                                                                                             \
+        JOB(SUM)                                                                                                       \
+        multiply_narrow<Narrow<TOKENS, WIDTH, DEEP>>(tokens_map, weights_map, job, (int)stages, memory);               \
+    }
+#define NARROW_OF_FEW(SUM, name, WIDTH) NARROW(SUM, name, 16, WIDTH, 2) NARROW(SUM, name, 64, WIDTH, 2)
+#define NARROW_OF_ANY(SUM, name, WIDTH) NARROW_OF_FEW(SUM, name, WIDTH) NARROW(SUM, name, 128, WIDTH, 1)
+NARROW_OF_FEW(float, narrow_e4m3, 16)  // more tokens take two tiles of 64 sooner than one as narrow
+NARROW_OF_ANY(float, narrow_e4m3, 32)
+NARROW_OF_ANY(float, narrow_e4m3, 40)
+NARROW_OF_ANY(float, narrow_e4m3, 48)
+NARROW_OF_ANY(float, narrow_e4m3, 56)
+NARROW_OF_ANY(float, narrow_e4m3, 64)
+NARROW_OF_FEW(int, narrow_s8, 16)
+NARROW_OF_ANY(int, narrow_s8, 32)
+NARROW_OF_ANY(int, narrow_s8, 48)
+NARROW_OF_ANY(int, narrow_s8, 64)
 #endif

@@ -2,11 +2,13 @@
 //
 // The copy engine brings 128 k a stage: rows of `a`, a block's words and its tables, a group of scales. Four warps send for
 // stages in turn: one alone would be slower than those that multiply. Groups of four warps have 64 columns each, or take
-// turns at the stages of the same 64. They look weights up while the products of those before are under way. Sums leave
+// turns at the stages of the same 64. They look weights up while the products of those before are under way, and read the words of
+// those after before they wait for products. Sums leave
 // the tensor cores after CHAIN stages, since they keep too few bits there, and are added up in float32 from the first one
 // on: in registers or, where groups take turns, in shared memory that is handed on. So neither the tile's form nor the
 // batch shows in a sum.
 #pragma once
+#include "elected.cuh"
 #include "w4a8_tables.cuh"
 #include "wgmma_codes.cuh"
 
@@ -24,7 +26,7 @@ struct alignas(8) Two { float x[2]; };
 template <int TOKENS, int ACROSS, int TURNS, int STAGES>
 VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, int grid, u8* memory) {
     constexpr int GROUPS = ACROSS * TURNS, SUMS = TOKENS / 2, SPAN = 64 * ACROSS;
-    constexpr int FEW = 40, MANY = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;  // registers
+    constexpr int FEW = 40, MANY = GROUPS == 2 ? 232 : 104;  // registers
     constexpr int WORDS_AT = TOKENS * 128, TABLES_AT = WORDS_AT + ACROSS * 4096, STAGE_BYTES = TABLES_AT + ACROSS * 512;
     constexpr int STAGE = (STAGE_BYTES + 1023) / 1024 * 1024;
     u8 *stages = memory + (-(u64)memory & 1023), *leaving = stages + STAGES * STAGE;
@@ -33,14 +35,15 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
     float* token_scales = (float*)(turns + 4 * GROUPS);
     int *first = (int*)(token_scales + GROUPS * TOKENS), *count = first + MOST_EXPERTS, *ends = count + MOST_EXPERTS;
     int* sums = ends + MOST_EXPERTS;
-    int thread = (int)threadIdx.x, owners = offsets == nullptr ? 1 : (int)experts;
-    if (thread == 0) {
-        map_ahead(rows_map);
-        for (int s = 0; s < STAGES; ++s) {
+    int thread = (int)threadIdx.x, warp = same_in_warp(thread >> 5), owners = offsets == nullptr ? 1 : (int)experts;
+    bool one = one_of_warp();
+    if (one) {
+        if (warp == 0) map_ahead(rows_map);
+        for (int s = warp; s < STAGES; s += 4 + 4 * GROUPS) {
             barrier_init(full + s, 1);
             barrier_init(empty + s, 4 * ACROSS);
         }
-        for (int i = 0; i < 4 * GROUPS; ++i) barrier_init(turns + i, 32);
+        if (warp < 4 * GROUPS) barrier_init(turns + warp, 32);
         barriers_ready();
     }
     for (int e = thread; e < owners; e += 128 + 128 * GROUPS) {
@@ -71,29 +74,28 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
     };
     if (thread < 128) {
         registers_down<FEW>();
-        // Lane 0 sends for rows, lanes 0 ... 3 for the words of 32 k each, lane 4 for the tables.
-        int lane = thread & 31, warp = __shfl_sync(0xffffffffu, thread >> 5, 0), turn = 0;
+        int lane = thread & 31, group = warp;
+        stage = warp;
         for (int number = (int)blockIdx.x; number < all; number += grid) {
             Tile tile = tile_at(number);
-            const char* from = lane < 4 ? (const char*)(words + expert * (depth / 8) * columns) + (tile.column + lane * columns) * 16
-                                        : (const char*)tables + (expert * groups * columns + tile.column) * 8;
-            i64 on = lane < 4 ? columns * 64 : columns * 8;
-            int to = lane < 4 ? WORDS_AT + lane * ACROSS * 1024 : TABLES_AT, bytes = lane < 4 ? ACROSS * 1024 : ACROSS * 512;
-            for (int group = 0; group < groups; ++group) {
-                if (turn == warp) {
-                    barrier_wait(empty + stage, parity ^ 1);
+            const char* codes = (const char*)(words + expert * (depth / 8) * columns) + tile.column * 16;
+            const char* scales = (const char*)tables + (expert * groups * columns + tile.column) * 8;
+#pragma unroll 1
+            for (; group < groups; group += 4) {
+                barrier_wait(empty + stage, parity ^ 1);
+                lanes_meet();
+                if (one) {
                     u8* here = stages + stage * STAGE;
-                    if (lane == 0) {
-                        barrier_expect(full + stage, STAGE_BYTES);
-                        load_tile(here, rows_map, full + stage, group * 128, tile.top);
-                    }
-                    lanes_meet();
-                    if (lane < 5) load_bytes(here + to, from, full + stage, bytes);
+                    barrier_expect(full + stage, STAGE_BYTES);
+                    load_tile(here, rows_map, full + stage, group * 128, tile.top);
+#pragma unroll
+                    for (int s = 0; s < 4; ++s)
+                        load_bytes(here + WORDS_AT + s * ACROSS * 1024, codes + (i64)(4 * group + s) * columns * 16, full + stage, ACROSS * 1024);
+                    load_bytes(here + TABLES_AT, scales + (i64)group * columns * 8, full + stage, ACROSS * 512);
                 }
-                from += on;
-                turn = turn + 1 & 3;
-                advance(1);
+                advance(4);
             }
+            group -= groups;
         }
         if (offsets != nullptr)  // rows that no expert has are zeros, a warp a row
             for (i64 row = (i64)blockIdx.x * 4 + warp; row < rows; row += 4 * grid) {
@@ -104,8 +106,8 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             }
     } else {
         registers_up<MANY>();
-        // The group comes from a lane: so the compiler knows that a warp's threads go the same way.
-        int own = thread - 128, group = __shfl_sync(0xffffffffu, own >> 7, 0), lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
+        int own = thread - 128, group = (warp - 4) >> 2, lane = own & 31, g = lane >> 2;
+        warp &= 3;
         int side = group % ACROSS, turn = group / ACROSS, next = (turn + 1 == TURNS ? 0 : group + ACROSS - side) + side;
         int chain = 0, handed = 0;
         bool opens = turn == 0;  // the first chain of all has none before it
@@ -117,17 +119,22 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         for (int i = 0; i < SUMS; ++i) part[i] = 0.0f;
         unsigned order = Places::ORDER + (unsigned)(depth >> 32);  // as far as the compiler knows, no constant: depth < 2^31
         Table low, up;
-        auto unpack = [&](unsigned(&a)[2][4], int half) {
+        uint2 low_entries, up_entries, q[2];  // of what is looked up next: they come while products are under way
+        auto fetch = [&](int half) {
             const u8* here = stages + stage * STAGE;
             if (half == 0) {
                 barrier_wait(full + stage, parity);
-                low.fetch(here + TABLES_AT + side * 512 + (16 * warp + g) * 8);
-                up.fetch(here + TABLES_AT + side * 512 + (16 * warp + g + 8) * 8);
+                low_entries = *(const uint2*)(here + TABLES_AT + side * 512 + (16 * warp + g) * 8);
+                up_entries = *(const uint2*)(here + TABLES_AT + side * 512 + (16 * warp + g + 8) * 8);
             }
 #pragma unroll
+            for (int s = 0; s < 2; ++s) q[s] = *(const uint2*)(here + WORDS_AT + ((2 * half + s) * ACROSS + side) * 1024 + warp * 256 + lane * 8);
+        };
+        auto look_up = [&](unsigned(&a)[2][4], int half) {
+            if (half == 0) low.set(low_entries), up.set(up_entries);
+#pragma unroll
             for (int s = 0; s < 2; ++s) {
-                uint2 q = *(const uint2*)(here + WORDS_AT + ((2 * half + s) * ACROSS + side) * 1024 + warp * 256 + lane * 8);
-                Places x(q.x, order), y(q.y, order);
+                Places x(q[s].x, order), y(q[s].y, order);
                 a[s][0] = x.look_up(low), a[s][1] = x.look_up_upper(up), a[s][2] = y.look_up(low), a[s][3] = y.look_up_upper(up);
             }
         };
@@ -142,21 +149,24 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             lanes_meet();
             if (lane == 0) barrier_arrive(empty + from);
         };
-        // The products of a chain of stages, of which the first half is unpacked already; `more`: then unpack the next one's.
+        // The products of a chain of stages, of which the first half is looked up already; `more`: then look up the next one's.
         unsigned even[2][4], odd[2][4];
         auto products = [&](auto length, bool more) {
             int before = -1;
 #pragma unroll
             for (int i = 0; i < decltype(length)::COUNT; ++i) {
+                bool on = i + 1 < decltype(length)::COUNT || more;
                 multiply(even, 0, i > 0);
+                fetch(1);
                 products_wait<1>();
                 if (i > 0) release(before);
-                unpack(odd, 1);
+                look_up(odd, 1);
                 multiply(odd, 1, true);
-                products_wait<1>();
                 before = stage;
                 advance(1);
-                if (i + 1 < decltype(length)::COUNT || more) unpack(even, 0);
+                if (on) fetch(0);
+                products_wait<1>();
+                if (on) look_up(even, 0);
             }
             products_wait<0>();
             release(before);
@@ -173,7 +183,8 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             if constexpr (TURNS == 1) {
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) total[i] = -0.0f;
-                unpack(even, 0);
+                fetch(0);
+                look_up(even, 0);
 #pragma unroll 1
                 for (int begin = 0; begin + CHAIN <= groups; begin += CHAIN) products(Stages<CHAIN>(), begin + CHAIN < groups);
                 if (groups % CHAIN) products(Stages<1>(), false);
@@ -182,7 +193,8 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 for (int begin = 0; begin < groups; begin += CHAIN) {
                     int length = groups - begin < CHAIN ? groups - begin : CHAIN;
                     if (chain == turn) {
-                        unpack(even, 0);
+                        fetch(0);
+                        look_up(even, 0);
                         if (length == CHAIN) products(Stages<CHAIN>(), false);
                         else products(Stages<1>(), false);
                         last = begin + length == groups;

@@ -10,7 +10,9 @@
 // 4. w4a8_loaded_*: Hopper, whose m16n8k32 unpacks e4m3 into float16 first. There the products are by the warp group, for any
 //    number of rows, since their sums differ from those of the warp: w4a8_loaded.cuh. With one warp to send for the 5 to 30
 //    KiB of a stage, kernels without look-ups took as long as those without products, so four send. Multiplying by powers of
-//    two instead of shifting was slower, and so was sharing rows in clusters of two blocks.
+//    two instead of shifting was slower, and so was sharing rows in clusters of two blocks. One lane of the four warps asks for
+//    all of a stage: lanes that ask for a piece each take turns. With many experts tiles of 128 or 256 columns are faster than
+//    turns, for they have fewer stages. Adding one half of a tile's rows up while the other is multiplied was no faster.
 #include "mma.cuh"
 #include "w4a8_tables.cuh"
 
@@ -223,15 +225,18 @@ W4A8_PLAIN(4, 4, 3, 1)
 
 #define W4A8_LOADED(TOKENS, ACROSS, TURNS, STAGES)                                                                        \
     extern "C" __global__ void __launch_bounds__(128 + 128 * ACROSS * TURNS, 1)                                           \
-        w4a8_loaded_##TOKENS(VT_MAP rows_map, W4A8_PARAMETERS, i64 vectors, i64 grid) {                                   \
+        w4a8_loaded_##TOKENS##_##ACROSS(VT_MAP rows_map, W4A8_PARAMETERS, i64 vectors, i64 grid) {                        \
         VT_SHARED(room);                                                                                                  \
         w4a8_loaded<TOKENS, ACROSS, TURNS, STAGES>(rows_map, rows, columns, depth, experts, a, words, tables, channel,    \
                                                    token, offsets, sizes, out, (int)vectors, (int)grid, room);            \
     }
-W4A8_LOADED(8, 1, 4, 30)
 W4A8_LOADED(16, 1, 4, 26)
+W4A8_LOADED(16, 4, 1, 10)
 W4A8_LOADED(32, 1, 4, 20)
+W4A8_LOADED(32, 2, 2, 13)
+W4A8_LOADED(32, 4, 1, 8)
 W4A8_LOADED(64, 1, 4, 12)
+W4A8_LOADED(64, 2, 1, 11)
 W4A8_LOADED(128, 2, 1, 7)
 W4A8_LOADED(176, 2, 1, 5)
 #endif
