@@ -14,6 +14,21 @@ _HEIGHTS = (16, 32)
 _THREADS = 128
 
 
+class Ring(NamedTuple):
+    """Pairs of a tile and stages of its warps' rings, and pairs an expert from which on it serves."""
+
+    least: int
+    high: int
+    stages: int
+
+    def shared(self, own: int) -> int:
+        """Bytes of shared memory, where a warp's columns have `own` bytes of a turn."""
+        return 4 * max(self.stages * (own + self.high * 128), self.high * 68 * 4)
+
+
+RINGS = (Ring(0, 8, 4), Ring(4, 16, 4), Ring(16, 32, 3))
+
+
 class Loaded(NamedTuple):
     """A form of cuda/packed_loaded.cuh, and pairs an expert from which on it serves."""
 
@@ -77,6 +92,31 @@ def product(
     args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, high)
     grid = count * -(-columns // across)
     start(op, family, f"{name}_{NAMES[kind(x)]}_{high}", grid, (_THREADS, 1), [*args, *weights])
+
+
+def ringed_product(
+    op: str,
+    family: str,
+    name: str,
+    own: int,
+    x,
+    weights: tuple,
+    ids,
+    factors,
+    out,
+    columns: int,
+    experts: int,
+    waits: bool,
+) -> None:
+    """`product` through the highest rings' tiles that there are pairs enough for.
+
+    own : bytes that a warp's 64 columns have of a turn.
+    """
+    ring = next(ring for ring in reversed(RINGS) if ids.size >= ring.least * experts)
+    args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, ring.high)
+    grid = count * -(-columns // COLUMNS)
+    kernel = f"{name}_{NAMES[kind(x)]}_ring_{ring.high}"
+    start(op, family, kernel, grid, (_THREADS, 1), [*args, *weights], ring.shared(own))
 
 
 def _arguments(op: str, x, ids, factors, out, columns: int, experts: int, waits: bool, high: int) -> tuple[list, int]:

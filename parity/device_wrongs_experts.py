@@ -28,6 +28,9 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the sum unrounded before the weight": ("through(x, KIND) * through(factors", "x * through(factors"),
         "halves of k exchanged": ("raw[0] = w, raw[2] = w >> 4, raw[1]", "raw[2] = w, raw[0] = w >> 4, raw[1]"),
         "the first expert's order": ("perms + expert * depth", "perms"),
+        "the first expert's words in large tiles": ("words + tile.expert * (depth * columns / 2)", "words"),
+        "scales of neighbours": ("return 8 * g + 2 * warp + h;", "return 8 * g + 2 * warp;"),
+        "pairs in order": ("{ return own.pairs[row]; }", "{ return row; }"),
     },
     "fp8_groups": {
         "the stretches before are not counted": ("begin += sizes[e];", "begin += 0 * sizes[e];"),

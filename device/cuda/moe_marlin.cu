@@ -1,6 +1,6 @@
 // Experts' products with weights in Marlin's layouts, of 4 and 8 bits: moe_packed.cuh, operands as w4a16.cuh has them.
-#include "moe_packed.cuh"
-#include "w4a16.cuh"
+#include "moe_marlin_loaded.cuh"
+#include "moe_marlin_ring.cuh"
 
 template <int KIND_, int BITS> struct Marlin {
     static constexpr int KIND = KIND_, ACROSS = 64, DEEP = 64, STEPS = 4, EACH = 1, HALVES = BITS / 4;
@@ -94,6 +94,23 @@ template <int KIND_, int BITS> struct Marlin {
         weights.single_scales = single_scales, weights.biases = biases, weights.perms = perms;                       \
         moe_packed<KIND, EIGHTS>(weights, MOE_NAMES);                                                                \
     }
+// Without an order of rows, in groups of whole turns or one group.
+#define MOE_MARLIN_RING(NAME, KIND, BITS, EIGHTS, STAGES, BLOCKS)                                                    \
+    extern "C" __global__ void __launch_bounds__(TEAM * 32, BLOCKS)                                                   \
+        NAME(MOE_PARAMETERS, i64 group, i64 bias_of_type, const char* words, const char* scales, const char* zeros,   \
+             const unsigned short* single_scales, const unsigned short* biases) {                                    \
+        Marlin<KIND, BITS> weights;                                                                                  \
+        weights.columns = columns, weights.single_scales = single_scales, weights.biases = biases;                   \
+        moe_marlin_ring<KIND, BITS, EIGHTS, STAGES>(weights, MOE_NAMES, group, bias_of_type, words, scales, zeros);   \
+    }
+#define MOE_MARLIN_RINGS(NAME, KIND, BITS)                     \
+    MOE_MARLIN_RING(NAME##_ring_8, KIND, BITS, 1, 4, 4)        \
+    MOE_MARLIN_RING(NAME##_ring_16, KIND, BITS, 2, 4, 3)       \
+    MOE_MARLIN_RING(NAME##_ring_32, KIND, BITS, 4, 3, 2)
+MOE_MARLIN_RINGS(moe_marlin_4_bf16, BF16, 4)
+MOE_MARLIN_RINGS(moe_marlin_4_f16, F16, 4)
+MOE_MARLIN_RINGS(moe_marlin_8_bf16, BF16, 8)
+MOE_MARLIN_RINGS(moe_marlin_8_f16, F16, 8)
 MOE_MARLIN(moe_marlin_4_bf16_16, BF16, 4, 2)
 MOE_MARLIN(moe_marlin_4_bf16_32, BF16, 4, 4)
 MOE_MARLIN(moe_marlin_4_f16_16, F16, 4, 2)
@@ -102,3 +119,10 @@ MOE_MARLIN(moe_marlin_8_bf16_16, BF16, 8, 2)
 MOE_MARLIN(moe_marlin_8_bf16_32, BF16, 8, 4)
 MOE_MARLIN(moe_marlin_8_f16_16, F16, 8, 2)
 MOE_MARLIN(moe_marlin_8_f16_32, F16, 8, 4)
+
+#if VT_TILES
+MOE_MARLIN_LOADED(moe_marlin_4_bf16_loaded_64_2_1_1, BF16, 64, 2, 1)
+MOE_MARLIN_LOADED(moe_marlin_4_bf16_loaded_128_2_1_1, BF16, 128, 2, 1)
+MOE_MARLIN_LOADED(moe_marlin_4_f16_loaded_64_2_1_1, F16, 64, 2, 1)
+MOE_MARLIN_LOADED(moe_marlin_4_f16_loaded_128_2_1_1, F16, 128, 2, 1)
+#endif
