@@ -14,6 +14,7 @@ from vtlab.ops import providers
 from vtlab.ops.dtypes import dtype
 
 from .fp4 import dequantize_nvfp4
+from .fp4_loaded import loaded_product, loads
 from .fp4_product import aligned_rows, in_rows, on_tensor_cores, product
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, kind, results, start
@@ -49,6 +50,11 @@ def _expanded(op: str, form: str, slot: str, codes, scales, tiled: bool):
     return held
 
 
+def _product(op: str, a, weights, out) -> None:
+    """out = a by the weights on tensor cores."""
+    (loaded_product if loads(*out.shape, a.shape[1]) else product)(op, _FAMILY, a, weights, out)
+
+
 def _both(op: str, form: str, a, b, scale_a, scale_b, alpha, tiled: bool, wanted, out):
     """alpha * sum_k a * b of codes in rows [M, K / 2] and [N, K / 2]."""
     inputs = a, b, scale_a, scale_b, alpha
@@ -57,7 +63,7 @@ def _both(op: str, form: str, a, b, scale_a, scale_b, alpha, tiled: bool, wanted
         return target
     left = _expanded(op, form, "fp4 left", a, scale_a, tiled)
     if on_tensor_cores(left.shape[1], wanted):
-        product(op, _FAMILY, left, in_rows(op, form, b, scale_b, _GROUP[form], tiled, alpha), target)
+        _product(op, left, in_rows(op, form, b, scale_b, _GROUP[form], tiled, alpha), target)
         return target
     right = _expanded(op, form, "fp4 right", b, scale_b, tiled)
     sums = scratch.array("fp4 sums", target.shape, _FLOAT32)
@@ -92,7 +98,7 @@ def matmul_nvfp4(x, b, block_scale_b, global_scale, *, out_dtype=None, is_sf_swi
     if _weights_alone(x, wanted):
         tiled, group = is_sf_swizzled_layout, _GROUP["nvfp4"]
         weights = in_rows(op, "nvfp4_rounded", b, block_scale_b, group, tiled, global_scale)
-        product(op, _FAMILY, aligned_rows(x), weights, target)
+        _product(op, aligned_rows(x), weights, target)
         return target
     held = scratch.array("fp4 right", (b.shape[0], x.shape[1]), _BFLOAT16)
     dequantize_nvfp4(b, block_scale_b, global_scale, is_sf_swizzled_layout=is_sf_swizzled_layout, out=held)
@@ -108,7 +114,7 @@ def matmul_mxfp4(x, b, b_sf, *, out_dtype=None, is_sf_swizzled_layout=True, out=
         return target
     if _weights_alone(x, wanted):
         weights = in_rows(op, "mxfp4", b, b_sf, _GROUP["mxfp4"], is_sf_swizzled_layout, None)
-        product(op, _FAMILY, aligned_rows(x), weights, target)
+        _product(op, aligned_rows(x), weights, target)
         return target
     held = _expanded(op, "mxfp4", "fp4 right", b, b_sf, is_sf_swizzled_layout)
     return matmul_bt(x, held, out_dtype=wanted, out=target)
