@@ -8,18 +8,27 @@ from __future__ import annotations
 from vtlab.ops import providers
 from vtlab.ops.lowbit import QUANT_TYPES
 
-from .codes import settled
+from .codes import settled, spread
 from .judged import judged_by_norm
-from .launch import PROVIDER, results
-from .moe_packed import loaded_product, loads, product, ringed_product
+from .launch import PROVIDER, VECTOR, results
+from .moe_packed import Packed, loaded_product, loads, product
+from .scratch import scratch
 from .w4a16 import CHUNK, COLUMNS, aligned, fits
 
 _OP = "moe_wna16_marlin_gemm"
 
 judged_by_norm(_OP)
-_OWN = 2048 + 128 + 32
-_RING = 2048
-"""Bytes that 64 columns have of a stage of cuda/moe_marlin_loaded.cuh: words, scales and zero points."""
+_BESIDE = 128 + 32
+"""Bytes of 64 columns' scales and zero points of a group."""
+
+
+def _in_order(x, ids, perm, experts: int):
+    """A row of x for each pair, in the order of its expert's rows."""
+    held = scratch.array("moe_marlin rows", (ids.size, x.shape[1]), x.dtype)
+    choices = ids.shape[1] if len(x) != ids.size else 1
+    args = [choices, experts, x.shape[1], x, ids, perm, held]
+    spread(_OP, "moe_marlin", "moe_marlin_rows", held.size // VECTOR, args)
+    return held
 
 
 @providers.provider(_OP, "cuda", PROVIDER)
@@ -38,19 +47,17 @@ def moe_wna16_marlin_gemm(
     (target,) = results(_OP, out, given, ((ids.size, columns), a.dtype))
     if target.size:
         scales, single = (settled(b_scales), None) if groups > 1 else (None, b_scales)
-        x, words, zeros = aligned(_OP, a), settled(b_q_weight), settled(b_zeros)
-        whole = known.bits == 4 and groups > 1 and depth // groups % CHUNK == 0 and perm is None
-        if whole and loads(ids.size, experts):
-            own = (depth // groups, known.bias, words, scales, zeros, b_bias)
-            loaded_product(_OP, "moe_marlin", "moe_marlin_4", _OWN, x, own, ids, weights, target, columns, experts,
-                           out is None)  # fmt: skip
+        group, zero = depth // groups, known.bias
+        x = aligned(_OP, a)
+        if perm is not None:
+            x = _in_order(x, ids, perm, experts)
+        packed, rest = (group, zero, settled(b_q_weight), scales, settled(b_zeros)), (ids, weights, target, experts)
+        name, waits = f"moe_marlin_{known.bits}", out is None
+        if known.bits == 4 and groups > 1 and group % CHUNK == 0 and loads(ids.size, experts):
+            own = Packed(name, COLUMNS, CHUNK, COLUMNS * CHUNK // 2 + _BESIDE, (*packed, b_bias))
+            loaded_product(_OP, "moe_marlin", x, own, *rest, waits)
             return target
-        if perm is None and (groups == 1 or depth // groups % CHUNK == 0):
-            own = (depth // groups, known.bias, words, scales, zeros, single, b_bias)
-            ringed_product(_OP, "moe_marlin", f"moe_marlin_{known.bits}", _RING * known.bits // 4 + 160, x, own, ids,
-                           weights, target, columns, experts, out is None)  # fmt: skip
-            return target
-        own = (depth // groups, known.bias, words, scales, zeros, single, b_bias, perm)
-        product(_OP, "moe_marlin", f"moe_marlin_{known.bits}", COLUMNS, x, own, ids, weights, target,
-                columns, experts, out is None)  # fmt: skip
+        beside = max(CHUNK // group, 1) * _BESIDE
+        own = Packed(name, COLUMNS, CHUNK, COLUMNS * CHUNK * known.bits // 8 + beside, (*packed, single, b_bias))
+        product(_OP, "moe_marlin", x, own, *rest, waits)
     return target

@@ -7,26 +7,38 @@ from typing import NamedTuple
 from .launch import kind, on_hopper, start, vectors
 from .moe import by_expert, check_experts
 from .packed_loaded import Form
+from .runtime import current
 from .w4a16 import COLUMNS, NAMES
 
-_HEIGHTS = (16, 32)
-"""Pairs of the kernels' tiles; the taller ones serve where an expert has more pairs than the lower ones hold."""
-_THREADS = 128
+_THREADS, _WARPS, _ROOM = 128, 4, 512
+"""Threads and warps of a block up to 32 pairs, and bytes of shared memory that it needs beside its rings."""
 
 
 class Ring(NamedTuple):
-    """Pairs of a tile and stages of its warps' rings, and pairs an expert from which on it serves."""
+    """A form of cuda/moe_ring.cuh: pairs an expert from which on it serves, pairs of a tile, stages of a ring."""
 
     least: int
     high: int
     stages: int
 
-    def shared(self, own: int) -> int:
-        """Bytes of shared memory, where a warp's columns have `own` bytes of a turn."""
-        return 4 * max(self.stages * (own + self.high * 128), self.high * 68 * 4)
+    def shared(self, packed: Packed) -> int:
+        """Bytes of shared memory: rings, or sums in their place."""
+        stage = packed.own + self.high * packed.deep * 2
+        return _WARPS * max(self.stages * stage, self.high * (packed.across + 4) * 4)
 
 
-RINGS = (Ring(0, 8, 4), Ring(4, 16, 4), Ring(16, 32, 3))
+RINGS = (Ring(0, 8, 4), Ring(4, 16, 3), Ring(16, 32, 3))
+
+
+class Packed(NamedTuple):
+    """Weights as kernels have them: a name of kernels, columns of a warp, k of its turn, bytes of them in a stage, and
+    the kernels' own arguments."""
+
+    kernel: str
+    across: int
+    deep: int
+    own: int
+    args: tuple
 
 
 class Loaded(NamedTuple):
@@ -44,79 +56,26 @@ def loads(pairs: int, experts: int) -> bool:
     return on_hopper() and pairs >= LOADED[0].least * experts
 
 
-def loaded_product(
-    op: str,
-    family: str,
-    name: str,
-    own: int,
-    x,
-    weights: tuple,
-    ids,
-    factors,
-    out,
-    columns: int,
-    experts: int,
-    waits: bool,
-) -> None:
-    """`product` through the highest tiles of `LOADED` that there are pairs enough for.
-
-    own : bytes that 64 columns have of a stage.
-    """
-    form = next(form for least, form in reversed(LOADED) if ids.size >= least * experts)
-    stages, shared = form.shared(own)
+def loaded_product(op: str, family: str, x, weights: Packed, ids, factors, out, experts: int, waits: bool) -> None:
+    """`product` through the highest tiles of `LOADED` that there are pairs enough for."""
+    form, columns = next(form for least, form in reversed(LOADED) if ids.size >= least * experts), out.shape[1]
+    stages, shared = form.shared(weights.own)
     args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, form.rows)
-    args += [*weights, int(vectors(columns, (out, columns))), stages]
+    args += [*weights.args, int(vectors(columns, (out, columns))), stages]
     grid = count * -(-columns // (form.groups * COLUMNS))
-    start(op, family, f"{name}_{NAMES[kind(x)]}_{form.name}", grid, (form.threads, 1), args, shared + 4 * form.rows)
+    name = f"{weights.kernel}_{NAMES[kind(x)]}_{form.name}"
+    start(op, family, name, grid, (form.threads, 1), args, shared + 4 * form.rows)
 
 
-def product(
-    op: str,
-    family: str,
-    name: str,
-    across: int,
-    x,
-    weights: tuple,
-    ids,
-    factors,
-    out,
-    columns: int,
-    experts: int,
-    waits: bool,
-) -> None:
-    """Launch `name`_<dtype>_<height>, whose blocks have `across` columns and that many pairs.
-
-    weights : the kernel's own arguments.
-    """
-    high = _HEIGHTS[ids.size > _HEIGHTS[0] * experts]
-    args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, high)
-    grid = count * -(-columns // across)
-    start(op, family, f"{name}_{NAMES[kind(x)]}_{high}", grid, (_THREADS, 1), [*args, *weights])
-
-
-def ringed_product(
-    op: str,
-    family: str,
-    name: str,
-    own: int,
-    x,
-    weights: tuple,
-    ids,
-    factors,
-    out,
-    columns: int,
-    experts: int,
-    waits: bool,
-) -> None:
-    """`product` through the highest rings' tiles that there are pairs enough for.
-
-    own : bytes that a warp's 64 columns have of a turn.
-    """
-    ring = next(ring for ring in reversed(RINGS) if ids.size >= ring.least * experts)
+def product(op: str, family: str, x, weights: Packed, ids, factors, out, experts: int, waits: bool) -> None:
+    """Launch the form of `RINGS` that suits the pairs of an expert, of those that fit."""
+    room = current().shared_memory() - _ROOM
+    some = [ring for ring in RINGS if ids.size >= ring.least * experts and ring.shared(weights) <= room]
+    ring, columns = some[-1], out.shape[1]
     args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, ring.high)
-    grid = count * -(-columns // COLUMNS)
-    kernel = f"{name}_{NAMES[kind(x)]}_ring_{ring.high}"
-    start(op, family, kernel, grid, (_THREADS, 1), [*args, *weights], ring.shared(own))
+    grid = count * -(-columns // weights.across)
+    name = f"{weights.kernel}_{NAMES[kind(x)]}_{ring.high}"
+    start(op, family, name, grid, (_THREADS, 1), [*args, *weights.args], ring.shared(weights))
 
 
 def _arguments(op: str, x, ids, factors, out, columns: int, experts: int, waits: bool, high: int) -> tuple[list, int]:

@@ -1,4 +1,4 @@
-// Experts' products with Marlin's weights of 4 bits on Hopper, for experts of many pairs: the numbers of moe_packed.cuh, added
+// Experts' products with Marlin's weights of 4 bits on Hopper, for experts of many pairs: the numbers of moe_ring.cuh, added
 // up in its order. Tiles and stages: packed_loaded.cuh; rows of x are brought one by one, from where their pairs have them.
 #pragma once
 #include "moe_loaded.cuh"

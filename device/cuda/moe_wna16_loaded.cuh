@@ -1,4 +1,4 @@
-// Experts' products with bytes of codes of 4 bits along K on Hopper, for experts of many pairs: the numbers of moe_packed.cuh,
+// Experts' products with bytes of codes of 4 bits along K on Hopper, for experts of many pairs: the numbers of moe_ring.cuh,
 // added up in its order. Tiles and stages: packed_loaded.cuh.
 //
 // A lane has 32 neighbouring k of 128, as in moe_wna16.cu, so rows of x are put in the order of its instructions first.
