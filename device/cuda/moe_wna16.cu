@@ -119,7 +119,7 @@ template <int KIND, int BITS> struct Bytes {
         moe_ring<KIND, EIGHTS, STAGES>(weights, MOE_NAMES);                                                      \
     }
 #define MOE_WNA16_RINGS(NAME, KIND, BITS)              \
-    MOE_WNA16(NAME##_8, KIND, BITS, 1, 4, 4)           \
+    MOE_WNA16(NAME##_8, KIND, BITS, 1, 4, 3)           \
     MOE_WNA16(NAME##_16, KIND, BITS, 2, 3, 3)          \
     MOE_WNA16(NAME##_32, KIND, BITS, 4, 3, 2)
 MOE_WNA16_RINGS(moe_wna16_4_bf16, BF16, 4)
