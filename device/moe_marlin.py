@@ -11,13 +11,13 @@ from vtlab.ops.lowbit import QUANT_TYPES
 from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, results
-from .moe_packed import Packed, loaded_product, loads, product
+from .moe_packed import Packed, loaded_product, loads, longest_chain, product
 from .scratch import scratch
 from .w4a16 import CHUNK, COLUMNS, aligned, fits
 
 _OP = "moe_wna16_marlin_gemm"
 
-judged_by_norm(_OP)
+judged_by_norm(_OP, steps=lambda arguments: longest_chain(arguments["a"].shape[1], CHUNK))
 _BESIDE = 128 + 32
 """Bytes of 64 columns' scales and zero points of a group."""
 

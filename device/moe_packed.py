@@ -10,8 +10,15 @@ from .packed_loaded import Form
 from .runtime import current
 from .w4a16 import COLUMNS, NAMES
 
-_THREADS, _WARPS, _ROOM = 128, 4, 512
-"""Threads and warps of a block up to 32 pairs, and bytes of shared memory that it needs beside its rings."""
+_CHAINS = 4
+"""Chains that K is cut into, turn by turn, one a warp of the kernels up to 32 pairs."""
+_ROOM = 512
+"""Bytes of shared memory that those need beside their rings."""
+
+
+def longest_chain(depth: int, deep: int) -> int:
+    """Products of 16 k that a sum goes through one after the other, in turns of `deep` k."""
+    return -(-depth // (deep * _CHAINS)) * (deep // 16)
 
 
 class Ring(NamedTuple):
@@ -24,7 +31,7 @@ class Ring(NamedTuple):
     def shared(self, packed: Packed) -> int:
         """Bytes of shared memory: rings, or sums in their place."""
         stage = packed.own + self.high * packed.deep * 2
-        return _WARPS * max(self.stages * stage, self.high * (packed.across + 4) * 4)
+        return _CHAINS * max(self.stages * stage, self.high * (packed.across + 4) * 4)
 
 
 RINGS = (Ring(0, 8, 4), Ring(4, 16, 3), Ring(16, 32, 3))
@@ -75,7 +82,7 @@ def product(op: str, family: str, x, weights: Packed, ids, factors, out, experts
     args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, ring.high)
     grid = count * -(-columns // weights.across)
     name = f"{weights.kernel}_{NAMES[kind(x)]}_{ring.high}"
-    start(op, family, name, grid, (_THREADS, 1), [*args, *weights.args], ring.shared(weights))
+    start(op, family, name, grid, (32 * _CHAINS, 1), [*args, *weights.args], ring.shared(weights))
 
 
 def _arguments(op: str, x, ids, factors, out, columns: int, experts: int, waits: bool, high: int) -> tuple[list, int]:

@@ -10,7 +10,7 @@ from vtlab.ops import providers
 from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, results
-from .moe_packed import Packed, loaded_product, loads, product
+from .moe_packed import Packed, loaded_product, loads, longest_chain, product
 from .scratch import scratch
 from .w4a16 import COLUMNS, aligned
 
@@ -18,7 +18,7 @@ _OP = "moe_wna16_gemm"
 _OWN, _ACROSS, _TURN, _LOADED_BYTES = 32, 32, 128, 2048
 """k of a lane, which has one group; columns and k of a warp's turn; bytes that 64 columns have of a stage on Hopper."""
 
-judged_by_norm(_OP)
+judged_by_norm(_OP, steps=lambda arguments: longest_chain(arguments["x"].shape[1], _TURN))
 
 
 @providers.provider(_OP, "cuda", PROVIDER)

@@ -25,6 +25,12 @@ def _one_sided(T: int, k: int, E: int) -> np.ndarray:
     return ids
 
 
+def _routed(T: int, k: int) -> np.ndarray:
+    """Weights as a router gives them, of one size. Those of a bell would leave few elements to decide on a norm."""
+    powers = np.exp(np.random.Generator(np.random.PCG64(k)).standard_normal((T, k)))
+    return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
+
+
 def _exponents(*shape: int) -> np.ndarray:
     """Words of four exponents from 2^-9 to 1, the last one of a word zero: 2^-127."""
     found = np.random.Generator(np.random.PCG64(1)).integers(118, 128, (*shape, 4), np.uint8)
@@ -55,7 +61,8 @@ EDGES: dict[str, list[dict]] = {
         _words(30, 2, 3, 64, 640, 5, "uint4b8", "float16", perm="int32", weights=_F32, R=60, b_bias="float16",
                ids=_one_sided(30, 2, 3)),
         _words(1, 4, 4, 64, 1152, 9, "uint4", "bfloat16"), _words(3, 2, 300, 64, 128, 1, "uint4b8", "float16"),
-        *(_words(100, 2, 4, 64, 640, 5, "uint4", kind, weights=_F32, b_bias=kind) for kind in _KINDS),
+        *(_words(100, 2, 4, 64, 640, 5, "uint4", kind, weights=_routed(100, 2), b_bias=kind)
+          for kind in _KINDS),
         *(_words(100, 2, 2, 192, 384, 3, "uint4b8", kind) for kind in _KINDS),
         _words(0, 2, 3, 64, 128, 1, "uint4b8", "bfloat16"),
     ],
