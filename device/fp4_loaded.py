@@ -17,15 +17,20 @@ def loads(rows: int, columns: int, depth: int) -> bool:
     return on_hopper() and rows >= _LEAST and columns % COLUMNS == 0 and depth % CHUNK == 0
 
 
+def turned(op: str, family: str, a):
+    """`a`, whose rows stand at multiples of 16 bytes, in the order that `loaded_product` takes it in, in scratch."""
+    held = scratch.array("fp4 turned", a.shape, a.dtype)
+    spread(op, family, "fp4_rows", a.size // (4 * VECTOR), [a, held])
+    return held
+
+
 def loaded_product(op: str, family: str, a, weights: Weights, out, form: Form | None = None) -> None:
-    """out = a by the weights, in `fp4_product.product`'s order; rows of `a` stand at multiples of 16 bytes."""
+    """out = a by the weights, in `fp4_product.product`'s order; `a` as `turned` gives it."""
     (rows, depth), columns = a.shape, out.shape[1]
-    turned = scratch.array("fp4 turned", a.shape, a.dtype)
-    spread(op, family, "fp4_rows", a.size // (4 * VECTOR), [a, turned])
     form = form or form_of(rows, columns)
     stages, shared = form.shared(COLUMNS * (CHUNK // 4 + CHUNK // weights.group))
     args = [
-        form.rows_map(turned), rows, columns, depth, weights.words, weights.scales, weights.pitch, weights.step,
+        form.rows_map(a), rows, columns, depth, weights.words, weights.scales, weights.pitch, weights.step,
         weights.factor, out, kind(out), 2 * chains_of(depth)[0], int(vectors(columns, (out, columns))), stages,
     ]  # fmt: skip
     grid = form.blocks * form.across(columns) * -(-rows // form.rows)
