@@ -26,7 +26,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "moe_marlin": {
         "the first group for all": ("i64 g = (unsigned)turn * CHUNK / (unsigned)group;", "i64 g = 0;"),
         "a turn's first group for all of it": ("if (groups == 2) take(mine, s);", "if (groups == 2) take(mine, 0);"),
-        "sixteen k of another group": ("if (groups == 4) take(mine, 2 * s + i);", "if (groups == 4) take(mine, 2 * s);"),
+        "sixteen k of another group": ("if (groups == 4) take(mine, 2 * s + i);",
+                                       "if (groups == 4) take(mine, 2 * s);"),
         "the bias to an unrounded sum": ("            x = through(x, KIND) + y[0];\n        }\n        return factors",
                                          "            x = x + y[0];\n        }\n        return factors"),
         "no bias in large tiles": ("x = through(x, KIND) + bias[h];", "x = through(x, KIND);"),
