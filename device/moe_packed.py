@@ -31,7 +31,7 @@ class Ring(NamedTuple):
     def shared(self, packed: Packed) -> int:
         """Bytes of shared memory: rings, or sums in their place."""
         stage = packed.own + self.high * packed.deep * 2
-        return _CHAINS * max(self.stages * stage, self.high * (packed.across + 4) * 4)
+        return 4 * self.high + _CHAINS * max(self.stages * stage, self.high * (packed.across + 4) * 4)
 
 
 RINGS = (Ring(0, 8, 4), Ring(4, 16, 3), Ring(16, 32, 3))

@@ -30,53 +30,61 @@ template <int KIND, int BITS> struct Marlin {
     const char *words, *scales, *zeros;
     const unsigned short *single_scales, *biases;
 
-    const char *word, *factor;  // this lane's of the expert
+    const char *word, *factor;  // this lane's of the expert, of the turn that is sent for next
     i64 factor_step;
-    int lane, groups;  // of a turn
+    int lane, groups, turn_ahead;  // groups of a turn
+    Quotient turns_a_group;
     uint4 codes[2][HALVES];
     Group<KIND, W> of;
 
-    VT_MEMBER void open(int expert, i64 first, int lane_) {
-        lane = lane_, groups = group < CHUNK ? CHUNK / (int)group : 1;
+    VT_MEMBER void open(int expert, i64 first, int lane_, int warp) {
+        lane = lane_, groups = group < CHUNK ? CHUNK / (int)group : 1, turn_ahead = warp;
+        turns_a_group.set(group < CHUNK ? 1u : (unsigned)(group / CHUNK));
         i64 place = (i64)expert * (depth / group) * columns + first;
         bool at_zeros = lane >= 8, there = at_zeros ? zeros != nullptr && lane < 10 : scales != nullptr;
-        word = words + (i64)expert * (depth * columns * BITS / 8) + W::from(first, columns, lane);
+        word = words + (i64)expert * (depth * columns * BITS / 8) + W::from(first, columns, lane) + warp * 4ll * W::quarter(columns);
         factor = !there ? nullptr : at_zeros ? zeros + place / 2 + (lane - 8) * 16 : scales + place * 2 + lane * 16;
         factor_step = at_zeros ? columns / 2 : columns * 2;
         of.clear((int)bias_of_type);
+        of.mask += (unsigned)(depth >> 32);  // in a register, as long as the compiler cannot know: depth < 2^31
     }
     VT_MEMBER int own() const { return W::BYTES + groups * BESIDE; }
     static VT_MEMBER int place(int row, int vector) { return vector ^ (row & 7); }
-    VT_MEMBER void send(char* mine, int turn) const {
-        const char* from = word + turn * 4ll * W::quarter(columns);
+    VT_MEMBER bool small() const { return groups > 1; }
+    VT_MEMBER void send(char* mine) {
+        i64 quarter = W::quarter(columns);
+        const char* from = word;
 #pragma unroll
-        for (int s = 0; s < 4; ++s, from += W::quarter(columns))
+        for (int s = 0; s < 4; ++s, from += quarter)
 #pragma unroll
             for (int h = 0; h < HALVES; ++h) copy_async(mine + (s * HALVES + h) * 512 + lane * 16, from + h * 16);
-        if (factor == nullptr) return;
-        i64 g = (unsigned)turn * CHUNK / (unsigned)group;
+        if (factor != nullptr) {
+            const char* beside = factor + turns_a_group.of(turn_ahead) * groups * factor_step;
+            copy_async(mine + W::BYTES + lane * 16, beside);
 #pragma unroll 1
-        for (int each = 0; each < groups; ++each)
-            copy_async(mine + W::BYTES + each * BESIDE + lane * 16, factor + (g + each) * factor_step);
+            for (int each = 1; each < groups; ++each)
+                copy_async(mine + W::BYTES + each * BESIDE + lane * 16, beside += factor_step);
+        }
+        word += TEAM * 4 * quarter, turn_ahead += TEAM;
     }
     VT_MEMBER void take(const char* mine, int which) {
         const char* from = mine + W::BYTES + which * BESIDE;
         of.take(from, from + 128, scales != nullptr, zeros != nullptr, (int)bias_of_type, 0, lane);
     }
-    VT_MEMBER void begin(const char* mine, int) {
-        if (groups == 1) take(mine, 0);
+    template <bool SMALL> VT_MEMBER void begin(const char* mine, int) {
+        if (!SMALL) take(mine, 0);
     }
-    VT_MEMBER void step(const char* mine, int s) {
-        if (groups == 2) take(mine, s);
+    template <bool SMALL> VT_MEMBER void step(const char* mine, int s) {
+        if (SMALL && groups == 2) take(mine, s);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
             for (int h = 0; h < HALVES; ++h) codes[i][h] = words_at(mine, ((2 * s + i) * HALVES + h) * 512 + lane * 16);
     }
-    VT_MEMBER void left(unsigned (&a)[2][4], const char* mine, int t, int s) {
+    template <bool SMALL> VT_MEMBER void left(unsigned (&a)[2][4], const char* mine, int t, int s) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            if (groups == 4) take(mine, 2 * s + i);
+            if (SMALL && groups == 4) take(mine, 2 * s + i);
             const uint4& q = codes[i][t * HALVES / 4];
             unsigned raw[4];
             if constexpr (BITS == 4) {

@@ -13,54 +13,59 @@ template <int KIND, int BITS> struct Bytes {
     const unsigned char *words, *zeros;
     const unsigned short* scales;
 
-    // Of each of this lane's columns: codes and factors of the turn, and factors of the next one.
+    // Of each of this lane's columns: where they lie, codes of two steps, factors of the turn and of the next one.
     const unsigned char *line[4], *zeros_of;
     const unsigned short* scales_of;
     unsigned at_scale[4], at_zero[4];
-    int lane, odd, first_k;
-    uint4 codes[4][HALVES];
+    int lane, odd, left_ahead;  // k from this lane's of the turn that is sent for next on
+    unsigned mask;
+    Quotient owns_a_group;
+    uint2 codes[4];
     unsigned scale[4], zero[4], scale_ahead[4], zero_ahead[4];
 
-    VT_MEMBER void open(int expert, i64 first, int lane_) {
-        lane = lane_, first_k = OWN * (lane & 3), odd = lane >> 2 & 1;
+    VT_MEMBER void open(int expert, i64 first, int lane_, int warp) {
+        lane = lane_, odd = lane >> 2 & 1, left_ahead = (int)depth - warp * DEEP - OWN * (lane & 3);
         i64 groups = depth / group;
+        owns_a_group.set((unsigned)(group / OWN));
+        mask = (BITS == 4 ? 0x000f000fu : 0x00ff00ffu) + (unsigned)(depth >> 32);  // in a register: depth < 2^31, whatever the compiler knows
         scales_of = scales + expert * columns * groups, zeros_of = zeros + expert * (columns * BITS / 8) * groups;
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             i64 n = first + 8 * c + (lane >> 2);
             if (n >= columns) n = columns - 1;
-            line[c] = words + (expert * columns + n) * (depth * BITS / 8);
+            line[c] = words + (expert * columns + n) * (depth * BITS / 8) + (warp * DEEP + OWN * (lane & 3)) * BITS / 8;
             at_scale[c] = (unsigned)n * (unsigned)groups;
             at_zero[c] = (unsigned)(BITS == 4 ? n / 2 : n) * (unsigned)groups;
         }
-        fetch(threadIdx.x >> 5);
+        fetch(warp);
     }
     static VT_MEMBER int own() { return 4 * HALVES * 512; }
     static VT_MEMBER int place(int row, int vector) { return vector ^ vector >> 3 ^ (row & 1) << 1; }  // eight lanes meet in no bank
+    static VT_MEMBER bool small() { return false; }
     // A lane without k has weights of zero.
     VT_MEMBER void fetch(int turn) {
-        i64 k = (i64)turn * DEEP + first_k;
-        bool there = k < depth;
-        unsigned g = there ? (unsigned)k / (unsigned)group : 0;
+        int own = turn * (DEEP / OWN) + (lane & 3);
+        bool there = own < (int)depth / OWN;
+        unsigned g = there ? owns_a_group.of(own) : 0;
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             scale_ahead[c] = there ? scales_of[at_scale[c] + g] : 0u;
             zero_ahead[c] = there && zeros != nullptr ? zeros_of[at_zero[c] + g] : 0u;
         }
     }
-    VT_MEMBER void send(char* mine, int turn) const {
-        i64 k = (i64)turn * DEEP + first_k;
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-#pragma unroll
-            for (int h = 0; h < HALVES; ++h)
-                copy_or_zero(mine + (c * HALVES + h) * 512 + lane * 16, line[c] + k * BITS / 8 + 16 * h, k < depth);
-    }
-    VT_MEMBER void begin(const char* mine, int turn) {
+    VT_MEMBER void send(char* mine) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
 #pragma unroll
-            for (int h = 0; h < HALVES; ++h) codes[c][h] = words_at(mine, (c * HALVES + h) * 512 + lane * 16);
+            for (int h = 0; h < HALVES; ++h)
+                copy_or_zero(mine + (c * HALVES + h) * 512 + lane * 16, line[c] + 16 * h, left_ahead > 0);
+            line[c] += TEAM * DEEP * BITS / 8;
+        }
+        left_ahead -= TEAM * DEEP;
+    }
+    template <bool> VT_MEMBER void begin(const char*, int turn) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
             scale[c] = scale_ahead[c] * 0x10001u;
             int z = zeros == nullptr ? 1 << (BITS - 1) : BITS == 4 ? (int)(zero_ahead[c] >> 4 * odd & 15u) : (int)zero_ahead[c];
             if constexpr (BITS == 8 && KIND == BF16) zero[c] = pair<KIND>((float)(128 - z), (float)(128 - z));
@@ -68,17 +73,23 @@ template <int KIND, int BITS> struct Bytes {
         }
         fetch(turn + TEAM);
     }
-    VT_MEMBER void step(const char*, int) const {}
+    template <bool> VT_MEMBER void step(const char* mine, int s) {
+        if (BITS == 4 && s % 2) return;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const char* own_codes = mine + c * HALVES * 512 + lane * 16;
+            codes[c] = *(const uint2*)(own_codes + (BITS == 4 ? 4 * s : s / 2 * 512 + s % 2 * 8));
+        }
+    }
     // Pair i of the eight k of step s: k = i and i + 4.
     VT_MEMBER unsigned raw(int c, int s, int i) const {
-        const uint4& q = codes[c][s * HALVES / 4];
+        const uint2& q = codes[c];
         if constexpr (BITS == 4) {
-            unsigned w = s == 0 ? q.x : s == 1 ? q.y : s == 2 ? q.z : q.w;
-            return w >> 4 * i & 0x000f000fu;
+            unsigned w = s & 1 ? q.y : q.x;
+            return w >> 4 * i & mask;
         } else {
-            unsigned low = s & 1 ? q.z : q.x, high = s & 1 ? q.w : q.y;
-            return (i == 0 ? pick<0x0400>(low, high) : i == 1 ? pick<0x0501>(low, high)
-                    : i == 2 ? pick<0x0602>(low, high) : pick<0x0703>(low, high)) & 0x00ff00ffu;
+            return (i == 0 ? pick<0x0400>(q.x, q.y) : i == 1 ? pick<0x0501>(q.x, q.y)
+                    : i == 2 ? pick<0x0602>(q.x, q.y) : pick<0x0703>(q.x, q.y)) & mask;
         }
     }
     VT_MEMBER unsigned weight(int c, int s, int i) const {
@@ -92,7 +103,7 @@ template <int KIND, int BITS> struct Bytes {
         }
         return fma_pair<KIND>(value, scale[c], N::MINUS_ZERO);
     }
-    VT_MEMBER void left(unsigned (&a)[2][4], const char*, int t, int s) const {
+    template <bool> VT_MEMBER void left(unsigned (&a)[2][4], const char*, int t, int s) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             a[i][0] = weight(2 * t, s, 2 * i), a[i][1] = weight(2 * t + 1, s, 2 * i);
