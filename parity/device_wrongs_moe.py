@@ -8,7 +8,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
                                    "atomicAdd(&next[bucket_of(ids[pair], (int)experts)], 1);\n"),
         "the last tile of an expert is full": ("(rows - row < high ? rows - row : high)", "high"),
         "pairs of the parts before forgotten": ("next[b] + own[b] + before[pair]", "next[b] + before[pair]"),
-        "a part counts itself": ("if (part == (int)blockIdx.x) here = sum;", "if (part <= (int)blockIdx.x) here = sum + 1;"),
+        "a part counts one too many": ("if (part == (int)blockIdx.x) here = sum;", "here = sum + 1;"),
         "buckets of earlier warps forgotten": ("if (w < warp) before += warps[w];", ""),
         "chains backwards": ("total += sums[warp][lane][l];", "total += sums[warp][lane][CHAINS - 1 - l];"),
         "round the product": ("vt_fma(z[j], y[r][j], sum[r][m])", "z[j] * y[r][j] + sum[r][m]"),
