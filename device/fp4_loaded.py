@@ -8,7 +8,7 @@ from .launch import VECTOR, kind, on_hopper, start, vectors
 from .packed_loaded import Form, form_of
 from .scratch import scratch
 
-_LEAST = 65
+_LEAST = 17
 """Rows from which on they serve."""
 
 

@@ -34,7 +34,7 @@ class Ring(NamedTuple):
         return 4 * self.high + _CHAINS * max(self.stages * stage, self.high * (packed.across + 4) * 4)
 
 
-RINGS = (Ring(0, 8, 4), Ring(4, 16, 3), Ring(16, 32, 3))
+RINGS = (Ring(0, 8, 3), Ring(6, 16, 3), Ring(14, 32, 2))
 
 
 class Packed(NamedTuple):
@@ -55,7 +55,7 @@ class Loaded(NamedTuple):
     form: Form
 
 
-LOADED = (Loaded(48, Form(64, 2, 1, 1)), Loaded(96, Form(128, 2, 1, 1)))
+LOADED = (Loaded(24, Form(64, 3, 1, 1)), Loaded(56, Form(128, 2, 1, 1)))
 
 
 def loads(pairs: int, experts: int) -> bool:

@@ -129,18 +129,18 @@ template <int KIND, int BITS> struct Bytes {
         weights.words = words, weights.scales = scales, weights.zeros = zeros;                                   \
         moe_ring<KIND, EIGHTS, STAGES>(weights, MOE_NAMES);                                                      \
     }
-#define MOE_WNA16_RINGS(NAME, KIND, BITS)              \
-    MOE_WNA16(NAME##_8, KIND, BITS, 1, 4, 3)           \
-    MOE_WNA16(NAME##_16, KIND, BITS, 2, 3, 3)          \
-    MOE_WNA16(NAME##_32, KIND, BITS, 4, 3, 2)
+#define MOE_WNA16_RINGS(NAME, KIND, BITS)             \
+    MOE_WNA16(NAME##_8, KIND, BITS, 1, 3, 4)          \
+    MOE_WNA16(NAME##_16, KIND, BITS, 2, 3, 3)         \
+    MOE_WNA16(NAME##_32, KIND, BITS, 4, 2, 2)
 MOE_WNA16_RINGS(moe_wna16_4_bf16, BF16, 4)
 MOE_WNA16_RINGS(moe_wna16_4_f16, F16, 4)
 MOE_WNA16_RINGS(moe_wna16_8_bf16, BF16, 8)
 MOE_WNA16_RINGS(moe_wna16_8_f16, F16, 8)
 
 #if VT_TILES
-MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_64_2_1_1, BF16, 64, 2, 1)
+MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_64_3_1_1, BF16, 64, 3, 1)
 MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_128_2_1_1, BF16, 128, 2, 1)
-MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_64_2_1_1, F16, 64, 2, 1)
+MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_64_3_1_1, F16, 64, 3, 1)
 MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_128_2_1_1, F16, 128, 2, 1)
 #endif
