@@ -9,7 +9,7 @@
 struct Pairing {
     const int* pairs;
     i64 choices, vectors;
-    VT_MEMBER i64 line(int row) const { return pairs[row] / choices * vectors; }
+    VT_MEMBER i64 line(int row) const { return row_of(pairs[row], choices) * vectors; }
 };
 VT_FN Pairing pairing(const Tile& tile, i64 choices, i64 depth, unsigned char* memory) {
     int* pairs = (int*)memory;

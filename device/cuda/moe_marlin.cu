@@ -40,7 +40,7 @@ template <int KIND, int BITS> struct Marlin {
     VT_MEMBER void open(int expert, i64 first, int lane_, int warp) {
         lane = lane_, groups = group < CHUNK ? CHUNK / (int)group : 1, turn_ahead = warp;
         turns_a_group.set(group < CHUNK ? 1u : (unsigned)(group / CHUNK));
-        i64 place = (i64)expert * (depth / group) * columns + first;
+        i64 place = (i64)expert * ((unsigned)depth / (unsigned)group) * columns + first;
         bool at_zeros = lane >= 8, there = at_zeros ? zeros != nullptr && lane < 10 : scales != nullptr;
         word = words + (i64)expert * (depth * columns * BITS / 8) + W::from(first, columns, lane) + warp * 4ll * W::quarter(columns);
         factor = !there ? nullptr : at_zeros ? zeros + place / 2 + (lane - 8) * 16 : scales + place * 2 + lane * 16;

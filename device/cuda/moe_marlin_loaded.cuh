@@ -45,7 +45,7 @@ VT_FN void moe_marlin_loaded(MOE_PARAMETERS, i64 group, i64 zero, const void* wo
     i64 first = (i64)beside * ACROSS;
     const Tile tile = tile_of(blockIdx.x - beside * (unsigned)count, ids, order, tiles);
     if (left_out<KIND, ACROSS>(tile, experts, first, columns, out)) return;
-    i64 groups = depth / group;
+    i64 groups = (unsigned)depth / (unsigned)group;
     MoeMarlinJob<KIND> job;
     job.words = (const char*)words + tile.expert * (depth * columns / 2);
     job.scales = (const char*)scales + tile.expert * groups * columns * 2;

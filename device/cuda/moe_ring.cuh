@@ -33,7 +33,7 @@ template <int KIND, int EIGHTS, int STAGES, class W> VT_FN void moe_ring(W& weig
 #pragma unroll
     for (int i = 0; i < PIECES; ++i) {
         int row = ONCE * i + own_row;
-        line[i] = (const char*)x + (tile.pair(row < tile.rows ? row : 0) / choices * depth + warp * W::DEEP + vector * 8) * 2;
+        line[i] = (const char*)x + (row_of(tile.pair(row < tile.rows ? row : 0), choices) * depth + warp * W::DEEP + vector * 8) * 2;
         to[i] = row * LINE + W::place(row, vector) * 16;
     }
     weights.open(tile.expert, first, lane, warp);

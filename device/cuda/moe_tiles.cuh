@@ -15,13 +15,15 @@ struct Tile {
     VT_MEMBER int pair(int row) const { return order == nullptr ? first : order[first + row]; }
 };
 
+// A pair's row of x, which has one for each `choices` pairs.
+VT_FN unsigned row_of(int pair, i64 choices) { return choices == 1 ? (unsigned)pair : (unsigned)pair / (unsigned)choices; }
+
 VT_FN Tile tile_of(unsigned number, const int* ids, const int* order, const uint4* tiles) {
     if (tiles == nullptr) return {ids[number], (int)number, 1, nullptr};
     uint4 found = tiles[number];
     return {(int)found.x, (int)found.y, (int)found.z, order};
 }
 
-// x has a row for each `choices` pairs.
 #define MOE_PARAMETERS                                                                                           \
     i64 choices, i64 experts, i64 columns, i64 depth, const void *x, const int *ids, const float *factors,       \
         void *out, const int *order, const uint4 *tiles, i64 count

@@ -25,7 +25,7 @@ template <int KIND, int BITS> struct Bytes {
 
     VT_MEMBER void open(int expert, i64 first, int lane_, int warp) {
         lane = lane_, odd = lane >> 2 & 1, left_ahead = (int)depth - warp * DEEP - OWN * (lane & 3);
-        i64 groups = depth / group;
+        i64 groups = (unsigned)depth / (unsigned)group;
         owns_a_group.set((unsigned)(group / OWN));
         mask = (BITS == 4 ? 0x000f000fu : 0x00ff00ffu) + (unsigned)(depth >> 32);  // in a register: depth < 2^31, whatever the compiler knows
         scales_of = scales + expert * columns * groups, zeros_of = zeros + expert * (columns * BITS / 8) * groups;

@@ -117,7 +117,7 @@ VT_FN void moe_wna16_loaded(MOE_PARAMETERS, i64 group, const unsigned char* word
                             const unsigned char* zeros, i64 whole, i64 stages, u8* memory) {
     constexpr int ACROSS = GROUPS * COLUMNS;
     unsigned beside = blockIdx.x / (unsigned)count;
-    i64 first = (i64)beside * ACROSS, groups = depth / group;
+    i64 first = (i64)beside * ACROSS, groups = (unsigned)depth / (unsigned)group;
     const Tile tile = tile_of(blockIdx.x - beside * (unsigned)count, ids, order, tiles);
     if (left_out<KIND, ACROSS>(tile, experts, first, columns, out)) return;
     MoeBytesJob<KIND> job;
