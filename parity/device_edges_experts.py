@@ -54,7 +54,7 @@ EDGES: dict[str, list[dict]] = {
     "moe_wna16_marlin_gemm": [
         *(_words(9, 2, 3, 64, 128, G, quant_type, kind, weights=_F32)
           for quant_type, G in (("uint4", 8), ("uint4b8", 4), ("uint8b128", 2)) for kind in _KINDS),
-        _words(40, 1, 1, 64, 384, 3, "uint4b8", "bfloat16"),
+        *(_words(T, 1, 1, 64, 384, 3, "uint4b8", "bfloat16") for T in (20, 40)),
         *(_words(40, 1, 1, 64, 384, 24, "uint8b128", kind) for kind in _KINDS),
         _words(4, 2, 2, 64, 128, 1, "uint4", "bfloat16", weights=_F32, b_bias="bfloat16"),
         _words(5, 2, 2, 128, 64, 1, "uint8b128", "float16", perm="int32"),

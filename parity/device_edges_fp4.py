@@ -68,6 +68,7 @@ EDGES: dict[str, list[dict]] = {
         _both(70, 130, 544, tiled=False, out_dtype="float16"), _both(130, 5, 640, out_dtype="float16"),
         _both(3, 130, 256, tiled=False, every=True), _both(5, 20, 48), _both(5, 20, 80, tiled=False, every=True),
         _both(70, 192, 640, tiled=False, every=True), _both(200, 64, 1152, out_dtype="float16"), _both(130, 4352, 128),
+        _both(40, 192, 1152),
         _both(9, 24, 128, out_dtype="float32"), _both(2, 5, 0), _both(0, 5, 32), _both(2, 0, 32, tiled=False),
     ],
     "matmul_nvfp4": [
@@ -75,6 +76,7 @@ EDGES: dict[str, list[dict]] = {
         _alone(9, 66, 1184, every=True), _alone(70, 130, 544, tiled=False),
         _alone(3, 130, 256, tiled=False, every=True),
         _alone(70, 192, 640, every=True), _alone(130, 64, 1152, tiled=False), _alone(130, 4352, 128, tiled=False),
+        _alone(40, 192, 1152),
         _alone(5, 20, 48, every=True), _alone(5, 20, 128, x="float32"), _alone(3, 9, 64, out_dtype="float32"),
         _alone(2, 5, 0), _alone(0, 5, 32),
     ],
@@ -82,6 +84,7 @@ EDGES: dict[str, list[dict]] = {
         _alone(1, 64, 128, powers=True), _alone(16, 70, 96, tiled=False, powers=True),
         _alone(17, 130, 64, powers=True, out_dtype="float16"), _alone(9, 66, 1184, every=True, powers=True),
         _alone(70, 192, 640, every=True, powers=True), _alone(130, 4352, 128, tiled=False, powers=True),
+        _alone(40, 192, 1152, powers=True),
         _alone(5, 20, 128, x="float32", powers=True), _alone(3, 9, 64, out_dtype="float32", powers=True),
         _alone(2, 5, 0, powers=True), _alone(0, 5, 32, powers=True),
     ],
