@@ -11,13 +11,16 @@ from vtlab.ops.lowbit import QUANT_TYPES
 from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, results
-from .moe_packed import Packed, loaded_product, loads, longest_chain, product
+from .moe_packed import Loaded, Packed, loaded_product, loads, longest_chain, product
+from .packed_loaded import Form
 from .scratch import scratch
 from .w4a16 import CHUNK, COLUMNS, aligned, fits
 
 _OP = "moe_wna16_marlin_gemm"
 
 judged_by_norm(_OP, steps=lambda arguments: longest_chain(arguments["a"].shape[1], CHUNK))
+LOADED = (Loaded(60, Form(128, 2, 1, 1)),)
+"""Tiles on Hopper."""
 _BESIDE = 128 + 32
 """Bytes of 64 columns' scales and zero points of a group."""
 
@@ -53,9 +56,9 @@ def moe_wna16_marlin_gemm(
             x = _in_order(x, ids, perm, experts)
         packed, rest = (group, zero, settled(b_q_weight), scales, settled(b_zeros)), (ids, weights, target, experts)
         name, waits = f"moe_marlin_{known.bits}", out is None
-        if known.bits == 4 and groups > 1 and group % CHUNK == 0 and loads(ids.size, experts):
+        if known.bits == 4 and groups > 1 and group % CHUNK == 0 and loads(ids.size, experts, LOADED):
             own = Packed(name, COLUMNS, CHUNK, COLUMNS * CHUNK // 2 + _BESIDE, (*packed, b_bias))
-            loaded_product(_OP, "moe_marlin", x, own, *rest, waits)
+            loaded_product(_OP, "moe_marlin", x, own, *rest, waits, LOADED)
             return target
         beside = max(CHUNK // group, 1) * _BESIDE
         own = Packed(name, COLUMNS, CHUNK, COLUMNS * CHUNK * known.bits // 8 + beside, (*packed, single, b_bias))

@@ -34,7 +34,7 @@ class Ring(NamedTuple):
         return 4 * self.high + _CHAINS * max(self.stages * stage, self.high * (packed.across + 4) * 4)
 
 
-RINGS = (Ring(0, 8, 3), Ring(6, 16, 3), Ring(14, 32, 2))
+RINGS = (Ring(0, 8, 2), Ring(6, 16, 2), Ring(14, 32, 2))
 
 
 class Packed(NamedTuple):
@@ -55,17 +55,16 @@ class Loaded(NamedTuple):
     form: Form
 
 
-LOADED = (Loaded(24, Form(64, 3, 1, 1)), Loaded(56, Form(128, 2, 1, 1)))
-
-
-def loads(pairs: int, experts: int) -> bool:
+def loads(pairs: int, experts: int, forms: tuple[Loaded, ...]) -> bool:
     """Whether there are pairs enough for Hopper's tensor cores by the warp group."""
-    return on_hopper() and pairs >= LOADED[0].least * experts
+    return on_hopper() and pairs >= forms[0].least * experts
 
 
-def loaded_product(op: str, family: str, x, weights: Packed, ids, factors, out, experts: int, waits: bool) -> None:
-    """`product` through the highest tiles of `LOADED` that there are pairs enough for."""
-    form, columns = next(form for least, form in reversed(LOADED) if ids.size >= least * experts), out.shape[1]
+def loaded_product(
+    op: str, family: str, x, weights: Packed, ids, factors, out, experts: int, waits: bool, forms: tuple[Loaded, ...]
+) -> None:
+    """`product` through the highest tiles of `forms` that there are pairs enough for."""
+    form, columns = next(form for least, form in reversed(forms) if ids.size >= least * experts), out.shape[1]
     stages, shared = form.shared(weights.own)
     args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, form.rows)
     args += [*weights.args, int(vectors(columns, (out, columns))), stages]

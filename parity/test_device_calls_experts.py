@@ -75,18 +75,22 @@ def test_how_pairs_are_tiled_changes_no_byte(op, monkeypatch):
     assert {end for end in (name.rsplit("_", 1)[1] for name in emulated.launched) if end in heights} == heights
 
 
-@OPS
-@pytest.mark.parametrize("form", moe_packed.LOADED, ids=str)
-def test_tiles_by_the_warp_group_change_no_byte(op, form, monkeypatch):
-    """Of 120 pairs on two of three experts, on Hopper; groups of 128, or of 64."""
-    emulated = EmulatedRuntime()
+@pytest.mark.parametrize("op, turned", [*((op, False) for op in MODULES), ("moe_wna16_marlin_gemm", True)])
+def test_tiles_by_the_warp_group_change_no_byte(op, turned, monkeypatch):
+    """Of 120 pairs on two of three experts, on Hopper; groups of 128, or of 64, in an order of their own."""
+    emulated, module = EmulatedRuntime(), MODULES[op]
     call = call_of(op, 60)
     if op == "moe_wna16_gemm":
         call["scales"] = np.ascontiguousarray(call["scales"][:, :, :2])
+    elif not turned:
+        call.pop("perm")
+    forms = module.LOADED
+    monkeypatch.setattr(module, "LOADED", (moe_packed.Loaded(10**9, forms[0].form),))
     want = run(Emulated(emulated), op, call)
-    monkeypatch.setattr(moe_packed, "LOADED", (form._replace(least=1),))
-    assert_bytes(run(Emulated(emulated), op, call), want)
-    assert [name for name in emulated.launched if name.endswith(form.form.name)]
+    for form in forms:
+        monkeypatch.setattr(module, "LOADED", (form._replace(least=1),))
+        assert_bytes(run(Emulated(emulated), op, call), want)
+        assert [name for name in emulated.launched if name.endswith(form.form.name)]
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])

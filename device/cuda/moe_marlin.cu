@@ -125,18 +125,16 @@ template <int KIND, int BITS> struct Marlin {
         weights.single_scales = single_scales, weights.biases = biases;                                              \
         moe_ring<KIND, EIGHTS, STAGES>(weights, MOE_NAMES);                                                          \
     }
-#define MOE_MARLIN_RINGS(NAME, KIND, BITS)                     \
-    MOE_MARLIN(NAME##_8, KIND, BITS, 1, 3, BITS == 4 ? 5 : 4)  \
-    MOE_MARLIN(NAME##_16, KIND, BITS, 2, 3, 3)                 \
-    MOE_MARLIN(NAME##_32, KIND, BITS, 4, 2, 2)
+#define MOE_MARLIN_RINGS(NAME, KIND, BITS)                      \
+    MOE_MARLIN(NAME##_8, KIND, BITS, 1, 2, BITS == 4 ? 5 : 4)   \
+    MOE_MARLIN(NAME##_16, KIND, BITS, 2, 2, BITS == 4 ? 4 : 3)  \
+    MOE_MARLIN(NAME##_32, KIND, BITS, 4, 2, BITS == 4 ? 3 : 2)
 MOE_MARLIN_RINGS(moe_marlin_4_bf16, BF16, 4)
 MOE_MARLIN_RINGS(moe_marlin_4_f16, F16, 4)
 MOE_MARLIN_RINGS(moe_marlin_8_bf16, BF16, 8)
 MOE_MARLIN_RINGS(moe_marlin_8_f16, F16, 8)
 
 #if VT_TILES
-MOE_MARLIN_LOADED(moe_marlin_4_bf16_loaded_64_3_1_1, BF16, 64, 3, 1)
 MOE_MARLIN_LOADED(moe_marlin_4_bf16_loaded_128_2_1_1, BF16, 128, 2, 1)
-MOE_MARLIN_LOADED(moe_marlin_4_f16_loaded_64_3_1_1, F16, 64, 3, 1)
 MOE_MARLIN_LOADED(moe_marlin_4_f16_loaded_128_2_1_1, F16, 128, 2, 1)
 #endif

@@ -130,8 +130,8 @@ template <int KIND, int BITS> struct Bytes {
         moe_ring<KIND, EIGHTS, STAGES>(weights, MOE_NAMES);                                                      \
     }
 #define MOE_WNA16_RINGS(NAME, KIND, BITS)             \
-    MOE_WNA16(NAME##_8, KIND, BITS, 1, 3, 4)          \
-    MOE_WNA16(NAME##_16, KIND, BITS, 2, 3, 3)         \
+    MOE_WNA16(NAME##_8, KIND, BITS, 1, 2, 4)          \
+    MOE_WNA16(NAME##_16, KIND, BITS, 2, 2, 3)         \
     MOE_WNA16(NAME##_32, KIND, BITS, 4, 2, 2)
 MOE_WNA16_RINGS(moe_wna16_4_bf16, BF16, 4)
 MOE_WNA16_RINGS(moe_wna16_4_f16, F16, 4)
