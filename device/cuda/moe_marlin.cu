@@ -125,10 +125,15 @@ template <int KIND, int BITS> struct Marlin {
         weights.single_scales = single_scales, weights.biases = biases;                                              \
         moe_ring<KIND, EIGHTS, STAGES>(weights, MOE_NAMES);                                                          \
     }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define TALL_BLOCKS 2  // with three there a register is wanting
+#else
+#define TALL_BLOCKS 3
+#endif
 #define MOE_MARLIN_RINGS(NAME, KIND, BITS)                      \
     MOE_MARLIN(NAME##_8, KIND, BITS, 1, 2, BITS == 4 ? 5 : 4)   \
     MOE_MARLIN(NAME##_16, KIND, BITS, 2, 2, BITS == 4 ? 4 : 3)  \
-    MOE_MARLIN(NAME##_32, KIND, BITS, 4, 2, BITS == 4 ? 3 : 2)
+    MOE_MARLIN(NAME##_32, KIND, BITS, 4, 2, BITS == 4 ? TALL_BLOCKS : 2)
 MOE_MARLIN_RINGS(moe_marlin_4_bf16, BF16, 4)
 MOE_MARLIN_RINGS(moe_marlin_4_f16, F16, 4)
 MOE_MARLIN_RINGS(moe_marlin_8_bf16, BF16, 8)
