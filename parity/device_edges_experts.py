@@ -61,7 +61,7 @@ EDGES: dict[str, list[dict]] = {
         _words(30, 2, 3, 64, 640, 5, "uint4b8", "float16", perm="int32", weights=_F32, R=60, b_bias="float16",
                ids=_one_sided(30, 2, 3)),
         _words(1, 4, 4, 64, 1152, 9, "uint4", "bfloat16"), _words(3, 2, 300, 64, 128, 1, "uint4b8", "float16"),
-        *(_words(100, 2, 4, 64, 640, 5, "uint4", kind, weights=_routed(100, 2), b_bias=kind)
+        *(_words(100, 2, 3, 64, 640, 5, "uint4", kind, weights=_routed(100, 2), b_bias=kind)
           for kind in _KINDS),
         *(_words(100, 2, 2, 192, 384, 3, "uint4b8", kind) for kind in _KINDS),
         _words(0, 2, 3, 64, 128, 1, "uint4b8", "bfloat16"),
