@@ -14,6 +14,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "no float16 from large tiles": ("kind == BF16 ? pair<BF16>(x, 0.0f) : pair<F16>(x, 0.0f)",
                                         "pair<BF16>(x, 0.0f)"),
         "rows of scales for tiles": ("word * step + (step == 512 ?", "word * step + (step == 1 ?"),
+        "values as they lie": ("pair<BF16>(v[i], v[i + 4]);", "pair<BF16>(v[2 * i], v[2 * i + 1]);"),
         "rows as they lie": ("low[t] = from[4 * t];", "low[t] = from[t];"),
     },
     "marlin_fp4": {
