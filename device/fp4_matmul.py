@@ -14,6 +14,7 @@ from vtlab.ops import providers
 from vtlab.ops.dtypes import dtype
 
 from .fp4 import dequantize_nvfp4
+from .fp4_loaded import loaded_product, loads, turned
 from .fp4_product import aligned_rows, in_rows, on_tensor_cores, product
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, kind, results, start
@@ -39,14 +40,23 @@ for _op in ("matmul_nvfp4", "matmul_mxfp4"):
     judged_by_norm(_op, lambda call: _weights_alone(call["x"], _wanted(call)))
 
 
-def _expanded(op: str, form: str, slot: str, codes, scales, tiled: bool):
-    """bfloat16 values [rows, K] in scratch, exact."""
+def _expanded(op: str, form: str, slot: str, codes, scales, tiled: bool, turned: bool = False):
+    """bfloat16 values [rows, K] in scratch, exact; turned: in the order that `loaded_product` takes them in."""
     rows, depth = codes.shape[0], 2 * codes.shape[1]
     held = scratch.array(slot, (rows, depth), _BFLOAT16)
     count = rows * depth // VECTOR
-    args = [count, depth // _GROUP[form], codes, scales, int(tiled), held]
+    args = [count, depth // _GROUP[form], codes, scales, int(tiled), held, int(turned)]
     start(op, _FAMILY, f"{form}_values", -(-count // _BLOCK), (_BLOCK, 1), args)
     return held
+
+
+def _product(op: str, x, weights, out) -> None:
+    """out = x by the weights on tensor cores."""
+    x = aligned_rows(x)
+    if loads(*out.shape, x.shape[1]):
+        loaded_product(op, _FAMILY, turned(op, _FAMILY, x), weights, out)
+    else:
+        product(op, _FAMILY, x, weights, out)
 
 
 def _both(op: str, form: str, a, b, scale_a, scale_b, alpha, tiled: bool, wanted, out):
@@ -55,9 +65,13 @@ def _both(op: str, form: str, a, b, scale_a, scale_b, alpha, tiled: bool, wanted
     (target,) = results(op, out, inputs, ((a.shape[0], b.shape[0]), wanted))
     if not target.size:
         return target
-    left = _expanded(op, form, "fp4 left", a, scale_a, tiled)
-    if on_tensor_cores(left.shape[1], wanted):
-        product(op, _FAMILY, left, in_rows(op, form, b, scale_b, _GROUP[form], tiled, alpha), target)
+    depth = 2 * a.shape[1]
+    on_cores = on_tensor_cores(depth, wanted)
+    loaded = on_cores and loads(*target.shape, depth)
+    left = _expanded(op, form, "fp4 left", a, scale_a, tiled, loaded)
+    if on_cores:
+        weights = in_rows(op, form, b, scale_b, _GROUP[form], tiled, alpha)
+        (loaded_product if loaded else product)(op, _FAMILY, left, weights, target)
         return target
     right = _expanded(op, form, "fp4 right", b, scale_b, tiled)
     sums = scratch.array("fp4 sums", target.shape, _FLOAT32)
@@ -92,7 +106,7 @@ def matmul_nvfp4(x, b, block_scale_b, global_scale, *, out_dtype=None, is_sf_swi
     if _weights_alone(x, wanted):
         tiled, group = is_sf_swizzled_layout, _GROUP["nvfp4"]
         weights = in_rows(op, "nvfp4_rounded", b, block_scale_b, group, tiled, global_scale)
-        product(op, _FAMILY, aligned_rows(x), weights, target)
+        _product(op, x, weights, target)
         return target
     held = scratch.array("fp4 right", (b.shape[0], x.shape[1]), _BFLOAT16)
     dequantize_nvfp4(b, block_scale_b, global_scale, is_sf_swizzled_layout=is_sf_swizzled_layout, out=held)
@@ -108,7 +122,7 @@ def matmul_mxfp4(x, b, b_sf, *, out_dtype=None, is_sf_swizzled_layout=True, out=
         return target
     if _weights_alone(x, wanted):
         weights = in_rows(op, "mxfp4", b, b_sf, _GROUP["mxfp4"], is_sf_swizzled_layout, None)
-        product(op, _FAMILY, aligned_rows(x), weights, target)
+        _product(op, x, weights, target)
         return target
     held = _expanded(op, "mxfp4", "fp4 right", b, b_sf, is_sf_swizzled_layout)
     return matmul_bt(x, held, out_dtype=wanted, out=target)

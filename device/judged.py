@@ -26,8 +26,8 @@ def judged_by_norm(
     """Declare, beside its launcher: calls of `op` run on tensor cores if `when(all arguments, defaults included)`.
 
     coarse : the tensor cores' sums have fewer bits than float32, though more than the result's dtype. steps : how many
-    products of tensor cores a sum goes through one after the other, where that is more than in the mirror's order:
-    each cuts it at 2^-23.
+    products of tensor cores a sum goes through one after the other, in the longest chain, where one cut would say too
+    little: each cuts it at 2^-23, always towards zero, where the mirror's steps round to the nearest, either way.
     """
     _judged[op], _steps[op] = when, steps
     if coarse:

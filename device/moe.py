@@ -54,8 +54,8 @@ _FIXED = 2048
 """Bytes of shared memory that a block may need beside its ring or its counts."""
 _SPARSE = 4
 """Experts a pair from which on hardly two pairs share one: to sort them would take longer than to read it twice."""
-_SORTERS, _FEW_PAIRS = (256, 1024), 2048
-"""Threads of the block that sorts, up to so many pairs and beyond."""
+_SORTERS, _FEW_PAIRS, _PART, _COUNTERS = 256, 2048, 2048, 512
+"""Threads of the block that sorts up to so many pairs; of more, those of a block that has a part, and its threads."""
 
 
 def on_tensor_cores(x, weight, dtype) -> bool:
@@ -97,12 +97,19 @@ def by_expert(op: str, ids, experts: int, high: int) -> tuple[object, object, in
     """(pairs in the order of their experts, tiles of at most `high` of them, the most that there can be), or a tile for
     each pair in its place: (None, None, pairs)."""
     pairs, buckets = ids.size, 4 * (experts + 2)
-    if len(ids) == 1 or pairs * _SPARSE <= experts or buckets > current().shared_memory() - _FIXED:
+    counted = buckets if pairs <= _FEW_PAIRS else 2 * buckets
+    if len(ids) == 1 or pairs * _SPARSE <= experts or counted > current().shared_memory() - _FIXED:
         return None, None, pairs
-    count = most_tiles(pairs, experts, high)
-    order, tiles = scratch.parts("moe", 4 * pairs, 16 * count)
-    args = [pairs, experts, high, ids, order, tiles, count]
-    start(op, _FAMILY, "moe_sort", 1, (_SORTERS[pairs > _FEW_PAIRS], 1), args, buckets)
+    count, parts = most_tiles(pairs, experts, high), -(-pairs // _PART)
+    if pairs <= _FEW_PAIRS:
+        order, tiles = scratch.parts("moe", 4 * pairs, 16 * count)
+        args = [pairs, experts, high, ids, order, tiles, count]
+        start(op, _FAMILY, "moe_sort", 1, (_SORTERS, 1), args, buckets)
+    else:
+        order, tiles, before, counts = scratch.parts("moe", 4 * pairs, 16 * count, 4 * pairs, parts * buckets)
+        start(op, _FAMILY, "moe_count", parts, (_COUNTERS, 1), [pairs, experts, ids, before, counts], buckets)
+        args = [pairs, experts, high, ids, before, counts, parts, order, tiles, count]
+        start(op, _FAMILY, "moe_place", parts, (_COUNTERS, 1), args, counted)
     return order, tiles, count
 
 

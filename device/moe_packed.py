@@ -7,11 +7,45 @@ from typing import NamedTuple
 from .launch import kind, on_hopper, start, vectors
 from .moe import by_expert, check_experts
 from .packed_loaded import Form
+from .runtime import current
 from .w4a16 import COLUMNS, NAMES
 
-_HEIGHTS = (16, 32)
-"""Pairs of the kernels' tiles; the taller ones serve where an expert has more pairs than the lower ones hold."""
-_THREADS = 128
+_CHAINS = 4
+"""Chains that K is cut into, turn by turn, one a warp of the kernels up to 32 pairs."""
+_ROOM = 512
+"""Bytes of shared memory that those need beside their rings."""
+
+
+def longest_chain(depth: int, deep: int) -> int:
+    """Products of 16 k that a sum goes through one after the other, in turns of `deep` k."""
+    return -(-depth // (deep * _CHAINS)) * (deep // 16)
+
+
+class Ring(NamedTuple):
+    """A form of cuda/moe_ring.cuh: pairs an expert from which on it serves, pairs of a tile, stages of a ring."""
+
+    least: int
+    high: int
+    stages: int
+
+    def shared(self, packed: Packed) -> int:
+        """Bytes of shared memory: rings, or sums in their place."""
+        stage = packed.own + self.high * packed.deep * 2
+        return 4 * self.high + _CHAINS * max(self.stages * stage, self.high * (packed.across + 4) * 4)
+
+
+RINGS = (Ring(0, 8, 2), Ring(6, 16, 2), Ring(14, 32, 2))
+
+
+class Packed(NamedTuple):
+    """Weights as kernels have them: a name of kernels, columns of a warp, k of its turn, bytes of them in a stage, and
+    the kernels' own arguments."""
+
+    kernel: str
+    across: int
+    deep: int
+    own: int
+    args: tuple
 
 
 class Loaded(NamedTuple):
@@ -21,62 +55,33 @@ class Loaded(NamedTuple):
     form: Form
 
 
-LOADED = (Loaded(48, Form(64, 2, 1, 1)), Loaded(96, Form(128, 2, 1, 1)))
-
-
-def loads(pairs: int, experts: int) -> bool:
+def loads(pairs: int, experts: int, forms: tuple[Loaded, ...]) -> bool:
     """Whether there are pairs enough for Hopper's tensor cores by the warp group."""
-    return on_hopper() and pairs >= LOADED[0].least * experts
+    return on_hopper() and pairs >= forms[0].least * experts
 
 
 def loaded_product(
-    op: str,
-    family: str,
-    name: str,
-    own: int,
-    x,
-    weights: tuple,
-    ids,
-    factors,
-    out,
-    columns: int,
-    experts: int,
-    waits: bool,
+    op: str, family: str, x, weights: Packed, ids, factors, out, experts: int, waits: bool, forms: tuple[Loaded, ...]
 ) -> None:
-    """`product` through the highest tiles of `LOADED` that there are pairs enough for.
-
-    own : bytes that 64 columns have of a stage.
-    """
-    form = next(form for least, form in reversed(LOADED) if ids.size >= least * experts)
-    stages, shared = form.shared(own)
+    """`product` through the highest tiles of `forms` that there are pairs enough for."""
+    form, columns = next(form for least, form in reversed(forms) if ids.size >= least * experts), out.shape[1]
+    stages, shared = form.shared(weights.own)
     args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, form.rows)
-    args += [*weights, int(vectors(columns, (out, columns))), stages]
+    args += [*weights.args, int(vectors(columns, (out, columns))), stages]
     grid = count * -(-columns // (form.groups * COLUMNS))
-    start(op, family, f"{name}_{NAMES[kind(x)]}_{form.name}", grid, (form.threads, 1), args, shared + 4 * form.rows)
+    name = f"{weights.kernel}_{NAMES[kind(x)]}_{form.name}"
+    start(op, family, name, grid, (form.threads, 1), args, shared + 4 * form.rows)
 
 
-def product(
-    op: str,
-    family: str,
-    name: str,
-    across: int,
-    x,
-    weights: tuple,
-    ids,
-    factors,
-    out,
-    columns: int,
-    experts: int,
-    waits: bool,
-) -> None:
-    """Launch `name`_<dtype>_<height>, whose blocks have `across` columns and that many pairs.
-
-    weights : the kernel's own arguments.
-    """
-    high = _HEIGHTS[ids.size > _HEIGHTS[0] * experts]
-    args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, high)
-    grid = count * -(-columns // across)
-    start(op, family, f"{name}_{NAMES[kind(x)]}_{high}", grid, (_THREADS, 1), [*args, *weights])
+def product(op: str, family: str, x, weights: Packed, ids, factors, out, experts: int, waits: bool) -> None:
+    """Launch the form of `RINGS` that suits the pairs of an expert, of those that fit."""
+    room = current().shared_memory() - _ROOM
+    some = [ring for ring in RINGS if ids.size >= ring.least * experts and ring.shared(weights) <= room]
+    ring, columns = some[-1], out.shape[1]
+    args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, ring.high)
+    grid = count * -(-columns // weights.across)
+    name = f"{weights.kernel}_{NAMES[kind(x)]}_{ring.high}"
+    start(op, family, name, grid, (32 * _CHAINS, 1), [*args, *weights.args], ring.shared(weights))
 
 
 def _arguments(op: str, x, ids, factors, out, columns: int, experts: int, waits: bool, high: int) -> tuple[list, int]:

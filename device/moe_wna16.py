@@ -10,15 +10,18 @@ from vtlab.ops import providers
 from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, results
-from .moe_packed import loaded_product, loads, product
+from .moe_packed import Loaded, Packed, loaded_product, loads, longest_chain, product
+from .packed_loaded import Form
 from .scratch import scratch
 from .w4a16 import COLUMNS, aligned
 
 _OP = "moe_wna16_gemm"
-_OWN, _TURN, _LOADED_BYTES = 32, 128, 2048
-"""k of a lane, which has one group; k of a warp's turn; bytes that 64 columns have of a stage on Hopper."""
+LOADED = (Loaded(24, Form(64, 3, 1, 1)), Loaded(56, Form(128, 2, 1, 1)))
+"""Tiles on Hopper."""
+_OWN, _ACROSS, _TURN, _LOADED_BYTES = 32, 32, 128, 2048
+"""k of a lane, which has one group; columns and k of a warp's turn; bytes that 64 columns have of a stage on Hopper."""
 
-judged_by_norm(_OP)
+judged_by_norm(_OP, steps=lambda arguments: longest_chain(arguments["x"].shape[1], _TURN))
 
 
 @providers.provider(_OP, "cuda", PROVIDER)
@@ -35,12 +38,12 @@ def moe_wna16_gemm(x, qweight, scales, ids, weights=None, qzeros=None, *, bits=4
     if target.size:
         own, rows = (max(depth // groups, 1), settled(qweight), scales, qzeros), aligned(_OP, x)
         whole = bits == 4 and depth % _TURN == 0 and depth // groups % _TURN == 0 and columns % COLUMNS == 0
-        if whole and loads(ids.size, experts):
+        name, rest = f"moe_wna16_{bits}", (ids, weights, target, experts, out is None)
+        if whole and loads(ids.size, experts, LOADED):
             turned = scratch.array("moe_wna16 rows", x.shape, x.dtype)
             spread(_OP, "moe_wna16", "moe_wna16_rows", x.size // 32, [rows, turned])
-            loaded_product(_OP, "moe_wna16", "moe_wna16_4", _LOADED_BYTES, turned, own, ids, weights, target, columns,
-                           experts, out is None)  # fmt: skip
+            packed = Packed(name, COLUMNS, COLUMNS, _LOADED_BYTES, own)
+            loaded_product(_OP, "moe_wna16", turned, packed, *rest, LOADED)
             return target
-        product(_OP, "moe_wna16", f"moe_wna16_{bits}", 32, rows, own, ids, weights, target, columns,
-                experts, out is None)  # fmt: skip
+        product(_OP, "moe_wna16", rows, Packed(name, _ACROSS, _TURN, _ACROSS * _TURN * bits // 8, own), *rest)
     return target

@@ -25,6 +25,12 @@ def _one_sided(T: int, k: int, E: int) -> np.ndarray:
     return ids
 
 
+def _routed(T: int, k: int) -> np.ndarray:
+    """Weights as a router gives them, of one size. Those of a bell would leave few elements to decide on a norm."""
+    powers = np.exp(np.random.Generator(np.random.PCG64(k)).standard_normal((T, k)))
+    return (powers / powers.sum(1, keepdims=True)).astype(np.float32)
+
+
 def _exponents(*shape: int) -> np.ndarray:
     """Words of four exponents from 2^-9 to 1, the last one of a word zero: 2^-127."""
     found = np.random.Generator(np.random.PCG64(1)).integers(118, 128, (*shape, 4), np.uint8)
@@ -48,13 +54,16 @@ EDGES: dict[str, list[dict]] = {
     "moe_wna16_marlin_gemm": [
         *(_words(9, 2, 3, 64, 128, G, quant_type, kind, weights=_F32)
           for quant_type, G in (("uint4", 8), ("uint4b8", 4), ("uint8b128", 2)) for kind in _KINDS),
-        _words(40, 1, 1, 64, 384, 3, "uint4b8", "bfloat16"),
+        *(_words(T, 1, 1, 64, 384, 3, "uint4b8", "bfloat16") for T in (20, 40)),
         *(_words(40, 1, 1, 64, 384, 24, "uint8b128", kind) for kind in _KINDS),
         _words(4, 2, 2, 64, 128, 1, "uint4", "bfloat16", weights=_F32, b_bias="bfloat16"),
         _words(5, 2, 2, 128, 64, 1, "uint8b128", "float16", perm="int32"),
         _words(30, 2, 3, 64, 640, 5, "uint4b8", "float16", perm="int32", weights=_F32, R=60, b_bias="float16",
                ids=_one_sided(30, 2, 3)),
         _words(1, 4, 4, 64, 1152, 9, "uint4", "bfloat16"), _words(3, 2, 300, 64, 128, 1, "uint4b8", "float16"),
+        *(_words(100, 2, 3, 64, 640, 5, "uint4", kind, weights=_routed(100, 2), b_bias=kind)
+          for kind in _KINDS),
+        *(_words(100, 2, 2, 192, 384, 3, "uint4b8", kind) for kind in _KINDS),
         _words(0, 2, 3, 64, 128, 1, "uint4b8", "bfloat16"),
     ],
     "k_grouped_fp8_gemm_tn": [

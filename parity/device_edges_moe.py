@@ -54,6 +54,7 @@ EDGES: dict[str, list[dict]] = {
         _cores(1, 1, 8, 8, 136, 72), _cores(0, 0, 2, 3, 8, 64), _cores(70, 35, 2, 3, 5, 96, weights=_F32),
         *(_cores(19, 19, 2, 2, 133, 200, kind) for kind in _KINDS[:2]), _cores(9, 9, 2, 3, 4, 56),
         _cores(80, 40, 2, 4, 64, 128, weights=_F32, ids=_one_sided(40, 2, 4)),
+        _cores(4200, 2100, 2, 5, 4, 64, ids=_one_sided(2100, 2, 5)),  # pairs in parts
         _cores(70, 70, 1, 1, 12, 320), _cores(130, 65, 2, 5, 257, 104, ids=_one_sided(65, 2, 5)),
         # The mirror's order.
         {"R": 5, "T": 5, "k": 2, "E": 4, "N": 9, "K": 528}, {"R": 1, "T": 1, "k": 3, "E": 3, "N": 17, "K": 1040},

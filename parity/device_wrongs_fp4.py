@@ -9,6 +9,13 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "columns past the last one": ("if (left + c >= columns) continue;", ""),
         "no scale is NaN": ("return bits | (nan >> 7) * 0x7fc0u;", "return bits;"),
         "another row's values": ("tiled_place<i64>(row, column,", "tiled_place<i64>(row, column ^ 1,"),
+        "one scale for 32 k in large tiles": ("GROUP == 16 ? 2 * (lane & 3) + half", "GROUP == 16 ? 2 * (lane & 3)"),
+        "halves of a chunk exchanged": ("(FP4_CHUNK / 2) + (chunk & 1) * 8;", "(FP4_CHUNK / 2) + (~chunk & 1) * 8;"),
+        "no float16 from large tiles": ("kind == BF16 ? pair<BF16>(x, 0.0f) : pair<F16>(x, 0.0f)",
+                                        "pair<BF16>(x, 0.0f)"),
+        "rows of scales for tiles": ("word * step + (step == 512 ?", "word * step + (step == 1 ?"),
+        "values as they lie": ("pair<BF16>(v[i], v[i + 4]);", "pair<BF16>(v[2 * i], v[2 * i + 1]);"),
+        "rows as they lie": ("low[t] = from[4 * t];", "low[t] = from[t];"),
     },
     "marlin_fp4": {
         "chains backwards": ("for (int turn = 0; turn < teams; ++turn) {",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "moe": {
-        "no wait for the counts": ("atomicAdd(&next[bucket(pair)], 1);\n    __syncthreads();\n",
-                                   "atomicAdd(&next[bucket(pair)], 1);\n"),
-        "the last tile of an expert is full": ("(rows - row < (int)high ? rows - row : (int)high)", "high"),
+        "no wait for the counts": ("atomicAdd(&next[bucket_of(ids[pair], (int)experts)], 1);\n    __syncthreads();\n",
+                                   "atomicAdd(&next[bucket_of(ids[pair], (int)experts)], 1);\n"),
+        "the last tile of an expert is full": ("(rows - row < high ? rows - row : high)", "high"),
+        "pairs of the parts before forgotten": ("next[b] + own[b] + before[pair]", "next[b] + before[pair]"),
+        "a part counts one too many": ("if (part == (int)blockIdx.x) here = sum;", "here = sum + 1;"),
         "buckets of earlier warps forgotten": ("if (w < warp) before += warps[w];", ""),
         "chains backwards": ("total += sums[warp][lane][l];", "total += sums[warp][lane][CHAINS - 1 - l];"),
         "round the product": ("vt_fma(z[j], y[r][j], sum[r][m])", "z[j] * y[r][j] + sum[r][m]"),

@@ -10,7 +10,7 @@ from vtlab.ops.errors import ContractError
 
 from .compare import assert_bytes
 from .device_doors import past_the_door
-from .device_run import Emulated
+from .device_run import Emulated, mirror_of
 from .emulation import EmulatedRuntime
 from .lowbit_loops import codes, scales, words
 from .scalar import draw
@@ -67,21 +67,49 @@ def test_how_pairs_are_tiled_changes_no_byte(op, monkeypatch):
     emulated = EmulatedRuntime()
     call = call_of(op, 20)
     want = run(Emulated(emulated), op, call)
-    monkeypatch.setattr(moe_packed, "_HEIGHTS", (0, 32))
-    assert_bytes(run(Emulated(emulated), op, call), want)
-    assert {name[-2:] for name in emulated.launched if name[-3:] in ("_16", "_32")} == {"16", "32"}
+    rings = moe_packed.RINGS
+    for ring in rings:
+        monkeypatch.setattr(moe_packed, "RINGS", (ring._replace(least=0),))
+        assert_bytes(run(Emulated(emulated), op, call), want)
+    heights = {f"{ring.high}" for ring in rings}
+    assert {end for end in (name.rsplit("_", 1)[1] for name in emulated.launched) if end in heights} == heights
 
 
-@pytest.mark.parametrize("form", moe_packed.LOADED, ids=str)
-def test_tiles_by_the_warp_group_change_no_byte(form, monkeypatch):
-    """Of 120 pairs on two of three experts, on Hopper, in groups of 128."""
-    emulated, op = EmulatedRuntime(), "moe_wna16_gemm"
+@pytest.mark.parametrize("op, turned", [*((op, False) for op in MODULES), ("moe_wna16_marlin_gemm", True)])
+def test_tiles_by_the_warp_group_change_no_byte(op, turned, monkeypatch):
+    """Of 120 pairs on two of three experts, on Hopper; groups of 128, or of 64, in an order of their own."""
+    emulated, module = EmulatedRuntime(), MODULES[op]
     call = call_of(op, 60)
-    call["scales"] = np.ascontiguousarray(call["scales"][:, :, :2])
+    if op == "moe_wna16_gemm":
+        call["scales"] = np.ascontiguousarray(call["scales"][:, :, :2])
+    elif not turned:
+        call.pop("perm")
+    forms = module.LOADED
+    monkeypatch.setattr(module, "LOADED", (moe_packed.Loaded(10**9, forms[0].form),))
     want = run(Emulated(emulated), op, call)
-    monkeypatch.setattr(moe_packed, "LOADED", (form._replace(least=1),))
-    assert_bytes(run(Emulated(emulated), op, call), want)
-    assert [name for name in emulated.launched if name.endswith(form.form.name)]
+    for form in forms:
+        monkeypatch.setattr(module, "LOADED", (form._replace(least=1),))
+        assert_bytes(run(Emulated(emulated), op, call), want)
+        assert [name for name in emulated.launched if name.endswith(form.form.name)]
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("beside", [(), ("b_bias",), ("weights",), ("b_bias", "weights")], ids=str)
+def test_results_are_rounded_where_the_mirror_rounds_them(device, kind, beside):
+    """Sum, bias and weight in the results' dtype, in this order: a rounding more or less moves one element in four,
+    another order of the sum one in a thousand."""
+    tokens, depth = 100, 640
+    rng = np.random.Generator(np.random.PCG64(len(beside)))
+    call = {
+        "a": draw((tokens, depth), kind, 1), "b_q_weight": words(E * depth // 16, 2 * N).reshape(E, depth // 16, 2 * N),
+        "b_scales": scales(E * 5, N, kind).reshape(E, 5, N), "b_zeros": words(E * 5, N // 8).reshape(E, 5, N // 8),
+        "ids": rng.integers(0, E, (tokens, 2)).astype(np.int32), "quant_type": "uint4",
+    }  # fmt: skip
+    more = {"b_bias": draw((E, N), kind, 2), "weights": draw((tokens, 2), "float32", 3)}
+    call |= {name: more[name] for name in beside}
+    got = run(device, "moe_wna16_marlin_gemm", call)
+    want = mirror_of("moe_wna16_marlin_gemm", call, device.place)[0][0]
+    assert np.mean(got.view(np.uint16) != want.view(np.uint16)) < 0.005
 
 
 @OPS

@@ -26,9 +26,9 @@ def benches() -> Iterator[Bench]:
         yield experts(T)
 
 
-def chosen(T: int) -> np.ndarray:
+def chosen(T: int, experts: int = EXPERTS, choices: int = CHOICES) -> np.ndarray:
     """Different experts for each token, any as likely as another."""
-    return np.random.default_rng(T).random((T, EXPERTS)).argsort(axis=1)[:, :CHOICES].astype(np.int32)
+    return np.random.default_rng(T).random((T, experts)).argsort(axis=1)[:, :choices].astype(np.int32)
 
 
 def cupy_chosen(T: int):

@@ -352,9 +352,10 @@ template <class W, int EIGHTS, int STAGES> VT_FN void fp4_product(FP4_PARAMETERS
         fp4_product<FORMAT, 8, 2>(FP4_NAMES);                                                                    \
     }
 
-// Eight values of e2m1 codes under their scales [rows, K / group], in rows or in tiles, a thread: exact in bfloat16.
+// Eight values of e2m1 codes under their scales [rows, K / group], in rows or in tiles, a thread: exact in bfloat16. Where
+// they are `turned`, of 128 k the eight from 32 t + 8 s on are word t of four vectors, pairs (i, i + 4): strided_rows.cuh.
 template <int SCALE> VT_FN void fp4_expanded(
-    i64 count, i64 blocks, const unsigned char* codes, const unsigned char* scales, i64 tiled, void* out) {
+    i64 count, i64 blocks, const unsigned char* codes, const unsigned char* scales, i64 tiled, void* out, i64 turned) {
     constexpr int EIGHTS_OF = SCALE == E8M0 ? 4 : 2;
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x, block = at / EIGHTS_OF;
     if (at >= count) return;
@@ -363,11 +364,18 @@ template <int SCALE> VT_FN void fp4_expanded(
     float factor = SCALE == E8M0 ? widen_bf16(scale_pair<BF16, E8M0>(code) & 0xffffu) : e4m3_value(code), v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = e2m1_value(codes[at * 4 + j / 2] >> 4 * (j & 1) & 15u) * factor;
-    store(out, at * 8, v, BF16);
+    if (!turned) {
+        store(out, at * 8, v, BF16);
+        return;
+    }
+    unsigned* words = (unsigned*)out + (at >> 4) * 64 + (at & 3) * 16 + (at >> 2 & 3);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[4 * i] = pair<BF16>(v[i], v[i + 4]);
 }
 
 #define FP4_EXPANDED(NAME, SCALE)                                                                                \
     extern "C" __global__ void __launch_bounds__(256)                                                            \
-        NAME(i64 count, i64 blocks, const unsigned char* codes, const unsigned char* scales, i64 tiled, void* out) { \
-        fp4_expanded<SCALE>(count, blocks, codes, scales, tiled, out);                                           \
+        NAME(i64 count, i64 blocks, const unsigned char* codes, const unsigned char* scales, i64 tiled, void* out, \
+             i64 turned) {                                                                                       \
+        fp4_expanded<SCALE>(count, blocks, codes, scales, tiled, out, turned);                                   \
     }

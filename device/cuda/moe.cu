@@ -2,7 +2,7 @@
 // pair p is a choice of a token and e = ids[p].
 //
 // `moe_sort`, one block, puts the pairs in the order of their experts and cuts each expert's into tiles of at most `high`
-// pairs; nobody but the device knows how many tiles there are, so the grid has blocks for the most that there can be. The
+// pairs, `moe_count` and `moe_place` do so with many; nobody but the device knows how many tiles there are, so the grid has blocks for the most that there can be. The
 // choices of few tokens are tiles of their own, unsorted. How pairs are tiled changes no byte: each element is summed in
 // one order in all kernels of its dtypes.
 //
@@ -66,27 +66,18 @@ extern "C" __global__ void __launch_bounds__(256) moe_ids_fit(i64 pairs, const i
     if (pair < pairs && (ids[pair] < NO_EXPERT || ids[pair] >= experts)) atomicMin(first_bad, pair);
 }
 
-// One block. Buckets are the experts, then NO_EXPERT, then all that there are not; tiles of no pair fill up to `count`.
-extern "C" __global__ void __launch_bounds__(1024)
-    moe_sort(i64 pairs, i64 experts, i64 high, const int* ids, int* order, uint4* tiles, i64 count) {
-    VT_SHARED(memory);
-    __shared__ unsigned long long warps[32];
-    int* next = (int*)memory;  // of each bucket: its pairs, then the place of the next one
-    int buckets = (int)experts + 2, threads = blockDim.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    auto bucket = [&](i64 pair) {
-        int id = ids[pair];
-        return id == NO_EXPERT ? (int)experts : id < 0 || id >= experts ? (int)experts + 1 : id;
-    };
-    for (int b = threadIdx.x; b < buckets; b += threads) next[b] = 0;
-    __syncthreads();
-#pragma unroll 4
-    for (i64 pair = threadIdx.x; pair < pairs; pair += threads) atomicAdd(&next[bucket(pair)], 1);
-    __syncthreads();
+// Buckets are the experts, then NO_EXPERT, then all that there are not.
+VT_FN int bucket_of(int id, int experts) { return id == NO_EXPERT ? experts : id < 0 || id >= experts ? experts + 1 : id; }
 
+// One block cuts buckets into tiles: next[b] has a bucket's pairs, and then the place of its first one. Tiles of no pair fill
+// up to `count`; `tiles` may be another block's to write.
+VT_FN void cut_into_tiles(int* next, int buckets, int experts, int high, uint4* tiles, i64 count) {
+    __shared__ unsigned long long warps[32];
+    int threads = blockDim.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     // Pairs and tiles before this thread's buckets, the tiles in the upper half.
     int each = (buckets + threads - 1) / threads, first = threadIdx.x * each;
     int last = first + each < buckets ? first + each : buckets;
-    auto tiles_of = [&](int b) { return (next[b] + (int)high - 1) / (int)high; };
+    auto tiles_of = [&](int b) { return (next[b] + high - 1) / high; };
     unsigned long long own = 0, before = 0, all = 0;
     for (int b = first; b < last; ++b) own += (unsigned long long)tiles_of(b) << 32 | (unsigned)next[b];
     unsigned long long sum = own;
@@ -103,16 +94,75 @@ extern "C" __global__ void __launch_bounds__(1024)
     before += sum - own;
     int place = (int)(unsigned)before, at = (int)(before >> 32);
     for (int b = first; b < last; ++b) {
-        int rows = next[b], expert = b < (int)experts ? b : (int)experts - b - 1;
+        int rows = next[b], expert = b < experts ? b : experts - b - 1;
         next[b] = place;
-        for (int row = 0; row < rows; row += (int)high, ++at)
-            tiles[at] = {(unsigned)expert, (unsigned)(place + row), (unsigned)(rows - row < (int)high ? rows - row : (int)high), 0u};
+        if (tiles != nullptr)
+            for (int row = 0; row < rows; row += high, ++at)
+                tiles[at] = {(unsigned)expert, (unsigned)(place + row), (unsigned)(rows - row < high ? rows - row : high), 0u};
         place += rows;
     }
-    for (i64 empty = (i64)(all >> 32) + threadIdx.x; empty < count; empty += threads) tiles[empty] = {0u, 0u, 0u, 0u};
+    if (tiles != nullptr)
+        for (i64 empty = (i64)(all >> 32) + threadIdx.x; empty < count; empty += threads) tiles[empty] = {0u, 0u, 0u, 0u};
+    __syncthreads();
+}
+
+// One block, for few pairs.
+extern "C" __global__ void __launch_bounds__(1024)
+    moe_sort(i64 pairs, i64 experts, i64 high, const int* ids, int* order, uint4* tiles, i64 count) {
+    VT_SHARED(memory);
+    int* next = (int*)memory;  // of each bucket: its pairs, then the place of the next one
+    int buckets = (int)experts + 2, threads = blockDim.x;
+    for (int b = threadIdx.x; b < buckets; b += threads) next[b] = 0;
     __syncthreads();
 #pragma unroll 4
-    for (i64 pair = threadIdx.x; pair < pairs; pair += threads) order[atomicAdd(&next[bucket(pair)], 1)] = (int)pair;
+    for (i64 pair = threadIdx.x; pair < pairs; pair += threads) atomicAdd(&next[bucket_of(ids[pair], (int)experts)], 1);
+    __syncthreads();
+    cut_into_tiles(next, buckets, (int)experts, (int)high, tiles, count);
+#pragma unroll 4
+    for (i64 pair = threadIdx.x; pair < pairs; pair += threads)
+        order[atomicAdd(&next[bucket_of(ids[pair], (int)experts)], 1)] = (int)pair;
+}
+
+// For many pairs, a block for each PART of them: how many of each bucket there are, and of them before each pair.
+#define PART 2048
+extern "C" __global__ void __launch_bounds__(512)
+    moe_count(i64 pairs, i64 experts, const int* ids, int* before, int* counts) {
+    VT_SHARED(memory);
+    int *found = (int*)memory, buckets = (int)experts + 2;
+    for (int b = threadIdx.x; b < buckets; b += 512) found[b] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PART / 512; ++i) {
+        i64 pair = (i64)blockIdx.x * PART + i * 512 + threadIdx.x;
+        if (pair < pairs) before[pair] = atomicAdd(&found[bucket_of(ids[pair], (int)experts)], 1);
+    }
+    __syncthreads();
+    for (int b = threadIdx.x; b < buckets; b += 512) counts[(i64)blockIdx.x * buckets + b] = found[b];
+}
+// Each of those blocks again, once all have counted: where its pairs go; the first one has the tiles.
+extern "C" __global__ void __launch_bounds__(512)
+    moe_place(i64 pairs, i64 experts, i64 high, const int* ids, const int* before, const int* counts, i64 parts, int* order,
+              uint4* tiles, i64 count) {
+    VT_SHARED(memory);
+    int buckets = (int)experts + 2, *next = (int*)memory, *own = next + buckets;  // own: of the parts before this one
+    for (int b = threadIdx.x; b < buckets; b += 512) {
+        int sum = 0, here = 0;
+#pragma unroll 4
+        for (int part = 0; part < (int)parts; ++part) {
+            if (part == (int)blockIdx.x) here = sum;
+            sum += counts[(i64)part * buckets + b];
+        }
+        next[b] = sum, own[b] = here;
+    }
+    __syncthreads();
+    cut_into_tiles(next, buckets, (int)experts, (int)high, blockIdx.x == 0 ? tiles : nullptr, count);
+#pragma unroll
+    for (int i = 0; i < PART / 512; ++i) {
+        i64 pair = (i64)blockIdx.x * PART + i * 512 + threadIdx.x;
+        if (pair >= pairs) continue;
+        int b = bucket_of(ids[pair], (int)experts);
+        order[next[b] + own[b] + before[pair]] = (int)pair;
+    }
 }
 
 // The eight elements from k on: those from `depth` on are zeros.

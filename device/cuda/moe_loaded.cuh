@@ -1,26 +1,15 @@
 // What experts' products on Hopper share: a tile's pairs, whose rows of x are brought one by one, from where they lie.
 #pragma once
-#include "moe_packed.cuh"
+#include "moe_tiles.cuh"
 #include "packed_loaded.cuh"
 
 #if VT_TILES
-
-// The rows of a tile without an expert, or of one that there is not, from column `first` on; whether it was such a tile.
-template <int KIND, int ACROSS> VT_FN bool left_out(const Tile& tile, i64 experts, i64 first, i64 columns, void* out) {
-    if (tile.rows > 0 && tile.expert >= 0 && tile.expert < experts) return false;
-    for (int at = threadIdx.x; at < tile.rows * ACROSS; at += blockDim.x) {
-        i64 column = first + at % ACROSS;
-        if (column < columns)
-            store_one(out, tile.pair(at / ACROSS) * columns + column, tile.expert == NO_EXPERT ? 0.0f : VT_NAN, KIND);
-    }
-    return true;
-}
 
 // Pairs of a tile, in shared memory, and their rows of x in vectors of 16 bytes.
 struct Pairing {
     const int* pairs;
     i64 choices, vectors;
-    VT_MEMBER i64 line(int row) const { return pairs[row] / choices * vectors; }
+    VT_MEMBER i64 line(int row) const { return row_of(pairs[row], choices) * vectors; }
 };
 VT_FN Pairing pairing(const Tile& tile, i64 choices, i64 depth, unsigned char* memory) {
     int* pairs = (int*)memory;

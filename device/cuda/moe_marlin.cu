@@ -1,74 +1,105 @@
-// Experts' products with weights in Marlin's layouts, of 4 and 8 bits: moe_packed.cuh, operands as w4a16.cuh has them.
-#include "moe_packed.cuh"
-#include "w4a16.cuh"
+// Experts' products with weights in Marlin's layouts, of 4 and 8 bits: moe_ring.cuh, operands as w4a16.cuh has them.
+#include "moe_marlin_loaded.cuh"
+#include "moe_ring.cuh"
 
-template <int KIND_, int BITS> struct Marlin {
-    static constexpr int KIND = KIND_, ACROSS = 64, DEEP = 64, STEPS = 4, EACH = 1, HALVES = BITS / 4;
+// Rows of x in the order of their experts' rows, one for each pair: out[p, k] = x[row of p, perm[k]], eight a thread.
+extern "C" __global__ void __launch_bounds__(256)
+    moe_marlin_rows(i64 count, i64 choices, i64 experts, i64 depth, const unsigned short* x, const int* ids, const int* perms, uint4* out) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= count) return;
+    i64 pair = at / (depth / 8), k = (at - pair * (depth / 8)) * 8;
+    int expert = ids[pair];
+    if (expert < 0 || expert >= experts) return;
+    const unsigned short* row = x + pair / choices * depth;
+    const int* from = perms + expert * depth + k;
+    unsigned both[4];
+    auto element = [&](int j) {  // an index that there is not is the first
+        int i = from[j];
+        return (unsigned)row[(unsigned)i < (unsigned)depth ? i : 0];
+    };
+#pragma unroll
+    for (int j = 0; j < 4; ++j) both[j] = element(2 * j) | element(2 * j + 1) << 16;
+    out[at] = {both[0], both[1], both[2], both[3]};
+}
+
+template <int KIND, int BITS> struct Marlin {
+    typedef MarlinWords<BITS> W;
+    static constexpr int ACROSS = COLUMNS, DEEP = CHUNK, STEPS = 2, HALVES = BITS / 4, BESIDE = 128 + 32;
+    static constexpr bool WHOLE = true;
     i64 columns, depth, group, bias_of_type;
     const char *words, *scales, *zeros;
     const unsigned short *single_scales, *biases;
-    const int* perms;
 
-    const char *word, *scale, *zero;  // this lane's of the expert
-    const int* perm;
-    int lane, own_k;
-    uint4 codes[4][HALVES], ahead[4][HALVES];
-    Group<KIND, MarlinWords<BITS>> own;
+    const char *word, *factor;  // this lane's of the expert, of the turn that is sent for next
+    i64 factor_step;
+    int lane, groups, turn_ahead;  // groups of a turn
+    Quotient turns_a_group;
+    uint4 codes[2][HALVES];
+    Group<KIND, W> of;
 
-    VT_MEMBER void open(int expert, i64 first, int lane_) {
-        lane = lane_, own_k = 2 * (lane & 3);
-        i64 groups = depth / group;
-        word = words + (i64)expert * (depth * columns * BITS / 8) + MarlinWords<BITS>::from(first, columns, lane);
-        scale = scales + ((i64)expert * groups * columns + first) * 2;
-        zero = zeros + ((i64)expert * groups * columns + first) / 2;
-        perm = perms == nullptr ? nullptr : perms + expert * depth;
-        own.clear((int)bias_of_type);
+    VT_MEMBER void open(int expert, i64 first, int lane_, int warp) {
+        lane = lane_, groups = group < CHUNK ? CHUNK / (int)group : 1, turn_ahead = warp;
+        turns_a_group.set(group < CHUNK ? 1u : (unsigned)(group / CHUNK));
+        i64 place = (i64)expert * ((unsigned)depth / (unsigned)group) * columns + first;
+        bool at_zeros = lane >= 8, there = at_zeros ? zeros != nullptr && lane < 10 : scales != nullptr;
+        word = words + (i64)expert * (depth * columns * BITS / 8) + W::from(first, columns, lane) + warp * 4ll * W::quarter(columns);
+        factor = !there ? nullptr : at_zeros ? zeros + place / 2 + (lane - 8) * 16 : scales + place * 2 + lane * 16;
+        factor_step = at_zeros ? columns / 2 : columns * 2;
+        of.clear((int)bias_of_type);
+        of.mask += (unsigned)(depth >> 32);  // in a register, as long as the compiler cannot know: depth < 2^31
     }
-    VT_MEMBER void fetch(int turn) {
-        bool there = (i64)turn * DEEP < depth;
-        i64 quarter = MarlinWords<BITS>::quarter(columns);
+    VT_MEMBER int own() const { return W::BYTES + groups * BESIDE; }
+    static VT_MEMBER int place(int row, int vector) { return vector ^ (row & 7); }
+    VT_MEMBER bool small() const { return groups > 1; }
+    VT_MEMBER void send(char* mine) {
+        i64 quarter = W::quarter(columns);
+        const char* from = word;
 #pragma unroll
-        for (int s = 0; s < 4; ++s)
+        for (int s = 0; s < 4; ++s, from += quarter)
 #pragma unroll
-            for (int h = 0; h < HALVES; ++h)
-                ahead[s][h] = there ? *(const uint4*)(word + (turn * 4ll + s) * quarter + h * 16) : uint4{0u, 0u, 0u, 0u};
-    }
-    VT_MEMBER void take() {
-#pragma unroll
-        for (int s = 0; s < 4; ++s)
-#pragma unroll
-            for (int h = 0; h < HALVES; ++h) codes[s][h] = ahead[s][h];
-    }
-    // The group's scales and zero points, where another one begins.
-    VT_MEMBER void step(int turn, int s) {
-        unsigned k = (unsigned)(turn * DEEP + 16 * s), size = (unsigned)group;
-        if (s != 0 && k % size != 0) return;
-        i64 g = k / size * columns;
-        own.take(scale + g * 2, zero + g / 2, scales != nullptr, zeros != nullptr, (int)bias_of_type, 0, lane);
-    }
-    VT_MEMBER void left(unsigned (&a)[1][4], int t, int s) const {
-        unsigned raw[4];
-        if constexpr (BITS == 4) {
-            const uint4& q = codes[s][0];
-            unsigned w = t == 0 ? q.x : t == 1 ? q.y : t == 2 ? q.z : q.w;
-            raw[0] = w, raw[2] = w >> 4, raw[1] = w >> 8, raw[3] = w >> 12;
-        } else {
-            const uint4& q = codes[s][t / 2];
-            unsigned low = t & 1 ? q.z : q.x, high = t & 1 ? q.w : q.y;
-            raw[0] = low, raw[2] = low >> 8, raw[1] = high, raw[3] = high >> 8;
+            for (int h = 0; h < HALVES; ++h) copy_async(mine + (s * HALVES + h) * 512 + lane * 16, from + h * 16);
+        if (factor != nullptr) {
+            const char* beside = factor + turns_a_group.of(turn_ahead) * groups * factor_step;
+            copy_async(mine + W::BYTES + lane * 16, beside);
+#pragma unroll 1
+            for (int each = 1; each < groups; ++each)
+                copy_async(mine + W::BYTES + each * BESIDE + lane * 16, beside += factor_step);
         }
-#pragma unroll
-        for (int r = 0; r < 4; ++r) a[0][r] = own.weights(raw[r], 2 * t + (r & 1), (int)bias_of_type);
+        word += TEAM * 4 * quarter, turn_ahead += TEAM;
     }
-    VT_MEMBER unsigned element(const char* row, i64 k) const {
-        int from = perm[k];  // an index that there is not is the first
-        return *(const unsigned short*)(row + 2ll * ((unsigned)from < (unsigned)depth ? from : 0));
+    VT_MEMBER void take(const char* mine, int which) {
+        const char* from = mine + W::BYTES + which * BESIDE;
+        of.take(from, from + 128, scales != nullptr, zeros != nullptr, (int)bias_of_type, 0, lane);
     }
-    VT_MEMBER void right(unsigned (&b)[2], const char* row, int turn, int s) const {
-        i64 k = (i64)turn * DEEP + 16 * s + own_k;
+    template <bool SMALL> VT_MEMBER void begin(const char* mine, int) {
+        if (!SMALL) take(mine, 0);
+    }
+    template <bool SMALL> VT_MEMBER void step(const char* mine, int s) {
+        if (SMALL && groups == 2) take(mine, s);
 #pragma unroll
-        for (int h = 0; h < 2; ++h, k += 8)
-            b[h] = perm == nullptr ? *(const unsigned*)(row + k * 2) : element(row, k) | element(row, k + 1) << 16;
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int h = 0; h < HALVES; ++h) codes[i][h] = words_at(mine, ((2 * s + i) * HALVES + h) * 512 + lane * 16);
+    }
+    template <bool SMALL> VT_MEMBER void left(unsigned (&a)[2][4], const char* mine, int t, int s) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (SMALL && groups == 4) take(mine, 2 * s + i);
+            const uint4& q = codes[i][t * HALVES / 4];
+            unsigned raw[4];
+            if constexpr (BITS == 4) {
+                unsigned w = t == 0 ? q.x : t == 1 ? q.y : t == 2 ? q.z : q.w;
+                raw[0] = w, raw[2] = w >> 4, raw[1] = w >> 8, raw[3] = w >> 12;
+            } else {
+                unsigned low = t & 1 ? q.z : q.x, high = t & 1 ? q.w : q.y;
+                raw[0] = low, raw[2] = low >> 8, raw[1] = high, raw[3] = high >> 8;
+            }
+#pragma unroll
+            for (int r = 0; r < 4; ++r) a[i][r] = of.weights(raw[r], 2 * t + (r & 1), (int)bias_of_type);
+        }
+    }
+    VT_MEMBER void right(unsigned (&b)[4], const char* rows, int e, int s) const {
+        fetch_matrices(b, rows + swizzled<8>(8 * e + (lane & 7), 4 * s + (lane >> 3)));
     }
     VT_MEMBER float end(float x, int expert, i64 n, const float* factors, int pair) const {
         float y[1];
@@ -84,21 +115,31 @@ template <int KIND_, int BITS> struct Marlin {
     }
 };
 
-#define MOE_MARLIN(NAME, KIND, BITS, EIGHTS)                                                                          \
-    extern "C" __global__ void __launch_bounds__(TEAM * 32, 2)                                                        \
+#define MOE_MARLIN(NAME, KIND, BITS, EIGHTS, STAGES, BLOCKS)                                                         \
+    extern "C" __global__ void __launch_bounds__(TEAM * 32, BLOCKS)                                                   \
         NAME(MOE_PARAMETERS, i64 group, i64 bias_of_type, const char* words, const char* scales, const char* zeros,   \
-             const unsigned short* single_scales, const unsigned short* biases, const int* perms) {                  \
+             const unsigned short* single_scales, const unsigned short* biases) {                                    \
         Marlin<KIND, BITS> weights;                                                                                  \
         weights.columns = columns, weights.depth = depth, weights.group = group, weights.bias_of_type = bias_of_type; \
         weights.words = words, weights.scales = scales, weights.zeros = zeros;                                       \
-        weights.single_scales = single_scales, weights.biases = biases, weights.perms = perms;                       \
-        moe_packed<KIND, EIGHTS>(weights, MOE_NAMES);                                                                \
+        weights.single_scales = single_scales, weights.biases = biases;                                              \
+        moe_ring<KIND, EIGHTS, STAGES>(weights, MOE_NAMES);                                                          \
     }
-MOE_MARLIN(moe_marlin_4_bf16_16, BF16, 4, 2)
-MOE_MARLIN(moe_marlin_4_bf16_32, BF16, 4, 4)
-MOE_MARLIN(moe_marlin_4_f16_16, F16, 4, 2)
-MOE_MARLIN(moe_marlin_4_f16_32, F16, 4, 4)
-MOE_MARLIN(moe_marlin_8_bf16_16, BF16, 8, 2)
-MOE_MARLIN(moe_marlin_8_bf16_32, BF16, 8, 4)
-MOE_MARLIN(moe_marlin_8_f16_16, F16, 8, 2)
-MOE_MARLIN(moe_marlin_8_f16_32, F16, 8, 4)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define TALL_BLOCKS 2  // with three there a register is wanting
+#else
+#define TALL_BLOCKS 3
+#endif
+#define MOE_MARLIN_RINGS(NAME, KIND, BITS)                      \
+    MOE_MARLIN(NAME##_8, KIND, BITS, 1, 2, BITS == 4 ? 5 : 4)   \
+    MOE_MARLIN(NAME##_16, KIND, BITS, 2, 2, BITS == 4 ? 4 : 3)  \
+    MOE_MARLIN(NAME##_32, KIND, BITS, 4, 2, BITS == 4 ? TALL_BLOCKS : 2)
+MOE_MARLIN_RINGS(moe_marlin_4_bf16, BF16, 4)
+MOE_MARLIN_RINGS(moe_marlin_4_f16, F16, 4)
+MOE_MARLIN_RINGS(moe_marlin_8_bf16, BF16, 8)
+MOE_MARLIN_RINGS(moe_marlin_8_f16, F16, 8)
+
+#if VT_TILES
+MOE_MARLIN_LOADED(moe_marlin_4_bf16_loaded_128_2_1_1, BF16, 128, 2, 1)
+MOE_MARLIN_LOADED(moe_marlin_4_f16_loaded_128_2_1_1, F16, 128, 2, 1)
+#endif

@@ -1,27 +1,13 @@
-// Experts' products with bytes of codes of 4 bits along K on Hopper, for experts of many pairs: the numbers of moe_packed.cuh,
+// Experts' products with bytes of codes of 4 bits along K on Hopper, for experts of many pairs: the numbers of moe_ring.cuh,
 // added up in its order. Tiles and stages: packed_loaded.cuh.
 //
 // A lane has 32 neighbouring k of 128, as in moe_wna16.cu, so rows of x are put in the order of its instructions first.
 #pragma once
 #include "moe_loaded.cuh"
+#include "strided_rows.cuh"
 
-// x in the order in which instructions take k: of 128, the eight from 32 t + 8 s on, t = 0 ... 3, are the pairs (i, i + 4) of
-// lanes t, in instructions i / 2 of step s. A thread has one step of 128 k of a row.
 extern "C" __global__ void __launch_bounds__(256) moe_wna16_rows(i64 count, const uint4* x, uint4* out) {
-    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (at >= count) return;
-    const uint4* from = x + at / 4 * 16 + at % 4;
-    uint4 low[4];
-    unsigned pairs[4][4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) low[t] = from[4 * t];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-        pairs[0][t] = pick<0x5410>(low[t].x, low[t].z), pairs[1][t] = pick<0x7632>(low[t].x, low[t].z);
-        pairs[2][t] = pick<0x5410>(low[t].y, low[t].w), pairs[3][t] = pick<0x7632>(low[t].y, low[t].w);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) out[at * 4 + i] = uint4{pairs[i][0], pairs[i][1], pairs[i][2], pairs[i][3]};
+    strided_rows(count, x, out);
 }
 
 #if VT_TILES
@@ -131,7 +117,7 @@ VT_FN void moe_wna16_loaded(MOE_PARAMETERS, i64 group, const unsigned char* word
                             const unsigned char* zeros, i64 whole, i64 stages, u8* memory) {
     constexpr int ACROSS = GROUPS * COLUMNS;
     unsigned beside = blockIdx.x / (unsigned)count;
-    i64 first = (i64)beside * ACROSS, groups = depth / group;
+    i64 first = (i64)beside * ACROSS, groups = (unsigned)depth / (unsigned)group;
     const Tile tile = tile_of(blockIdx.x - beside * (unsigned)count, ids, order, tiles);
     if (left_out<KIND, ACROSS>(tile, experts, first, columns, out)) return;
     MoeBytesJob<KIND> job;
