@@ -49,13 +49,15 @@ def scaled_fp4_quant(x, input_global_scale, *, is_sf_swizzled_layout=True, round
         grid = min(MULTIPROCESSORS * _RESIDENT, -(-pieces // TEAM))
         args = [rows, width, x, stride, input_global_scale, target, scales, RULES[rounding]]
         if tiled:
-            args += [*divider(-(-blocks // 4)), grid * TEAM, *divider(blocks)]
+            across = -(-blocks // 4)
+            args += [*divider(across), *divmod(grid * TEAM // 32, across)]
             start(op, "fp4", "fp4_stream_tiles", grid, (TEAM, 1), args)
         else:
             start(op, "fp4", "fp4_stream_rows", grid, (TEAM, 1), [*args, *divider(blocks), grid * TEAM])
     elif not many and brain and aligned and words and rounding == "vt":
-        grid = -(-2 * count // FEW_BLOCK)
-        start(op, "fp4", "fp4_few", grid, (FEW_BLOCK, 1), [*args, grid * FEW_BLOCK])
+        own = -(-2 * count // FEW_BLOCK)
+        grid = own + (-(-blocks // 4) * 32 // FEW_BLOCK + 1 if tiled and rows % 128 else 0)
+        start(op, "fp4", "fp4_few", grid, (FEW_BLOCK, 1), [*args, own * FEW_BLOCK, grid * FEW_BLOCK])
     else:
         block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
         grid = -(-count // block)

@@ -40,20 +40,22 @@ def reshape_and_cache_nvfp4(key, value, key_cache, value_cache, slot_mapping, k_
     lanes = max(widths) // VECTOR
     if not rows * room * lanes:
         return
-    args = [
-        rows, *division(count), *division(lanes), *heads(key), *heads(value), *_side(key_cache), *_side(value_cache),
-        k_scale, v_scale, max(1, widths[1] // 64), kind(key), slot_mapping, size, room,
-    ]  # fmt: skip
     brain = kind(key) == KINDS["bfloat16"] and all(aligned(x, x.shape[2]) for x in (key, value))
     per_head = widths[0] // _BLOCK
     number = rows * per_head  # of the tokens that have a slot
-    if brain and key.shape == value.shape and 2 * number < 2**31 and room < 2**31:
+    sides = [*_side(key_cache), *_side(value_cache)]
+    steps = (*key.strides, *value.strides, *key_cache.strides, *value_cache.strides)
+    few = 2 * number < 2**31 and room < 2**31 and all(0 <= step < 2**32 for step in steps)
+    if brain and key.shape == value.shape and few:
         half = -(-number // _SIXTEEN_BLOCK)
         args = [
-            number, half, *heads(key), *heads(value), *_side(key_cache), *_side(value_cache), k_scale, v_scale,
-            *division(count * per_head), *division(per_head), *division(size), max(1, widths[1] // 64), slot_mapping,
-            room,
+            number, half, *heads(key), *heads(value), *sides, k_scale, v_scale, *division(count * per_head),
+            *division(per_head), *division(size), max(1, widths[1] // 64), slot_mapping, room,
         ]  # fmt: skip
         start(op, _FAMILY, "nvfp4_sixteens", 2 * half, (_SIXTEEN_BLOCK, 1), args)
         return
+    args = [
+        rows, *division(count), *division(lanes), *heads(key), *heads(value), *sides, k_scale, v_scale,
+        max(1, widths[1] // 64), kind(key), slot_mapping, size, room,
+    ]  # fmt: skip
     start_teams(op, _FAMILY, "nvfp4_bf16" if brain else "nvfp4_v8", rows * lanes, 0, args)

@@ -35,6 +35,17 @@ def _middles(kind) -> np.ndarray:
     return np.stack([x, x[::-1], x * kind(0.25), x * kind(-0.25)])
 
 
+_WHOLE = (np.arange(4 * 256).reshape(4, 256) ** 2 * 7 % 23 - 11.0).astype(ml_dtypes.bfloat16)
+"""Small whole numbers: sums of them are as well, and with a power of two lie halfway between codes."""
+
+
+def _overflowing() -> np.ndarray:
+    """[1, 32], whose rotation by 32 has sums that are no number among the last 16, and none that is infinite there."""
+    x = np.cos(np.arange(32.0) ** 2)[None]
+    x[:, :8] = x[:, 16:24] = 3.3e38
+    return x.astype(ml_dtypes.bfloat16)
+
+
 def _groups(axes: dict, size: int) -> dict:
     return axes | {"group_size": size, "G": -(-axes["K"] // size)}
 
@@ -246,9 +257,14 @@ EDGES: dict[str, list[dict]] = {
           for R in (32, 64, 128) for method in ("quest", "abs_max")
           for x, h in ((_zeros_and_more(3, 256), _signs(R)), (_far_apart(10, 256), _signs(R)),
                        (_draw(3, 256).astype(ml_dtypes.bfloat16), _signs(R, -0.3, flipped=(R - 1, R - 3))))),
+        *({"...": (4,), "K": 256, "R": R, "x": _WHOLE, "h": _signs(R, 0.25), "method": method}
+          for R in (32, 64, 128) for method in ("quest", "abs_max")),
         {"...": (0,), "K": 64, "R": 32}, {"...": (2,), "K": 0, "R": 64}, {"...": (), "K": 128, "R": 64},
     ],
     "fused_quantize_nv": [
+        *({"...": (4,), "K": 256, "R": R, "x": _WHOLE, "h": _signs(R, 0.25), "input_global_scale": np.float32([1])}
+          for R in (16, 32, 64, 128)),
+        {"...": (1,), "K": 32, "R": 32, "x": _overflowing(), "input_global_scale": np.float32([5])},
         *({"...": (rows,), "K": K, "R": R}
           for rows, K, R in ((29, 144, 16), (33, 160, 32), (3, 2048, 64), (9, 512, 128))),
         {"...": (3,), "K": 128, "R": 16, "x": _zeros_and_more(3, 128), "h": _diagonal(16),

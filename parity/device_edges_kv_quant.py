@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 _KINDS = ("bfloat16", "float16", "float32")
@@ -25,6 +26,13 @@ def _between(scale: float, bits: int, kind: str) -> dict:
     key, scales = _beside(scale, bits), np.float32([scale])
     return {"T": 1, "H": 1, "D": key.size, "Dv": key.size, "NB": 1, "BS": 4, "S": 1, "Sk": 1, "Sv": 1, "key": key,
             "k_scale": scales, "v_scale": scales, "kind": kind}  # fmt: skip
+
+
+def _few_bits(*shape: int) -> np.ndarray:
+    """Halves up to 6, some of them halfway between codes where the scale is 1, and a NaN here and there."""
+    x = np.arange(np.prod(shape)).reshape(shape) * 11 % 25 / 2 - 6.0
+    x.reshape(-1)[5::113] = np.nan
+    return x.astype(ml_dtypes.bfloat16)
 
 
 def _written(H, D, Dv=None, T=6, NB=3, BS=4, **more) -> dict:
@@ -117,6 +125,8 @@ EDGES: dict[str, list[dict]] = {
           for H, G, Gv, key in ((2, 8, 8, "bfloat16"), (1, 16, 4, "bfloat16"), (3, 2, 8, "float16"),
                                 (2, 4, 4, "float32"), (1, 32, 32, "bfloat16"))),
         {"T": 60, "H": 3, "G": 8, "Gv": 8, "NB": 5, "BS": 16, "S": 59, "key": "bfloat16"},
+        *({"T": 6, "H": 2, "G": 8, "Gv": 8, "NB": 3, "BS": 8, "S": 6, "key": _few_bits(6, 2, 128),
+           "value": _few_bits(6, 2, 128), "k_scale": np.float32([scale])} for scale in (1, 0.03)),
         {"T": 2, "H": 0, "G": 4, "Gv": 4, "NB": 1, "BS": 4, "S": 2},
     ],
 }  # fmt: skip

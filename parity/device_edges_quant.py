@@ -27,6 +27,14 @@ def _no_numbers(*shape: int) -> np.ndarray:
     return x
 
 
+def _mantissas(rows: int, width: int) -> np.ndarray:
+    """Bfloat16 of all mantissas, up to six powers of two under their block's largest, which goes through all too."""
+    x = np.arange(rows * width).reshape(-1, 16) * 5
+    x[:, 15] = np.arange(len(x)) * 3 % 128
+    x[:, :15] = x[:, 15:] - x[:, :15] % (6 * 128)
+    return (np.uint16(0x3F80) + x + (x & 1) * 0x8000).astype(np.uint16).view(ml_dtypes.bfloat16).reshape(rows, width)
+
+
 def _near_ties(largest: float) -> np.ndarray:
     """A row of quotients around halfway between two codes, where a product with the reciprocal may err."""
     scale = np.float32(largest) / np.float32(448)
@@ -94,6 +102,8 @@ EDGES: dict[str, list[dict]] = {
         {"...": (2, 3), "K": 64, "x": "bfloat16", **_TILES},
         *({"...": (260,), "K": 2064, "x": "bfloat16", **layout} for layout in (_LINEAR, _TILES)),  # many vectors
         *({"...": (260,), "K": 2064, "x": make(260, 2064), **_TILES, **_G} for make in (_ties, _no_numbers)),
+        *({"...": (rows,), "K": K, "x": make(rows, K), "input_global_scale": np.float32([g]), **_TILES}
+          for rows, K in ((7, 1040), (260, 2064)) for make in (_mantissas, _no_numbers) for g in (537.6, 128 / 129)),
         *({"...": (1,), "K": 48, "x": _steps_of_fp4(largest), "rounding": rounding, **_LINEAR, **_G}
           for largest in (6.0, 6.0 * 448, 3.0, 6 * 1.0625) for rounding in ("vt", "vllm_native")),
         *({"...": (2,), "K": 32, "x": "bfloat16", "input_global_scale": np.float32([g]), "rounding": r, **_LINEAR}

@@ -45,8 +45,9 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "half a block's maximum": ("lane_maximum<BRAIN>(v, kind) : 0u, 2)", "lane_maximum<BRAIN>(v, kind) : 0u, 1)"),
         "multiply by the scale": ("float global = 1.0f / (", "float global = ("),
         "the key's scale for both sixteens": ("(second ? v_scale : k_scale)[0]", "k_scale[0]"),
-        "half of sixteen": ("larger_pair<false>(largest_pair<false>(low.a), largest_pair<false>(high.a))",
-                            "largest_pair<false>(low.a)"),
-        "sixteens under their own token": ("(i64)offset - t + turn", "(i64)offset"),
+        "half of sixteen": ("larger_pair<KEEP>(largest_pair<KEEP>(a), largest_pair<KEEP>(b))", "largest_pair<KEEP>(a)"),
+        "sixteen with a NaN": ("(vt_float((int)largest_of_sixteen<true>(", "(vt_float((int)largest_of_sixteen<false>("),
+        "ties of sixteens go up": ("is_middling(step, scale) && !may_tie(step)", "is_middling(step, scale)"),
+        "sixteens under their own token": ("steps_of(offset - t + turn, side", "steps_of(offset, side"),
     },
 }  # fmt: skip

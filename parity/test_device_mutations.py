@@ -165,7 +165,8 @@ def survives(family: str, name: str) -> bool:
         if family == "fp4":
             test_device_calls_quant.test_slices_of_wider_rows(device, "scaled_fp4_quant", shift=1)
             test_device_calls_quant.test_codes_at_any_address(device, "scaled_fp4_quant")
-            test_device_calls_quant.test_blocks_of_fp4_take_turns(device, tiles=False)
+            for tiles in (False, True):
+                test_device_calls_quant.test_blocks_of_fp4_take_turns(device, tiles)
         if family == "w4a8_matmul":
             test_device_calls_w4a8.test_many_tiles_of_one_expert(device)
         before_hopper = EmulatedRuntime({family: WRONGS[family][name]})

@@ -5,11 +5,22 @@
 // 2. fp4_few: where there are few, four lanes a block and little code.
 // 3. fp4_stream_*: a block of 16 a thread, maxima of pairs as they lie in memory, so that nothing passes between lanes, and
 //    the next one under way while it has the last one in hand. Among tiles a warp's scales are a whole sector.
-// 4. Codes come from the pipe of float32 sums and products, which a memory-bound kernel leaves idle (fp4.cuh): with
-//    comparisons and integers, at half their rate, the arithmetic takes longer than the bytes.
+// 4. With comparisons and integers, at half the rate of float32 sums and products, codes took longer than the bytes; as
+//    sums and products alone (fp4.cuh) they still took twelve instructions an element: 31 us for 8192 x 5120 in rows, 37
+//    among tiles. Out of float16s (e2m1_halves.cuh) they take four, a block's factor is known by its scale's code, and
+//    tiles are walked by sums: 27.5 and 28 us, what loads and stores alone take.
+// 5. Where there are few, the global scale is not looked at before all loads are under way.
+#include "e2m1_halves.cuh"
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
+#include "units.cuh"
 
+// Blocks of a multiprocessor that take turns, device/fp4.py. Maxima of pairs without an instruction take more registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 860
+#define STREAM_RESIDENT 5
+#else
+#define STREAM_RESIDENT 6
+#endif
 #define VALUES_DEEP 2                     // words of codes a thread of fp4_values_deep, device/fp4.py
 #define FP4_SIXTH vt_float(0x3e2aaaab)    // float32(1 / 6)
 #define FP4_OF_ZERO vt_float(0x322bcc77)  // float32(1e-8)
@@ -38,7 +49,7 @@ struct Quantiser {
     float global, back, of_zero;
     bool native;
 
-    VT_MEMBER Quantiser(const float* global_scale, i64 rule) : global(global_scale[0]), native(rule == VLLM_NATIVE) {
+    VT_MEMBER Quantiser(float global_scale, i64 rule) : global(global_scale), native(rule == VLLM_NATIVE) {
         of_zero = native ? FP4_OF_ZERO : 0.0f;
         back = reciprocal(global);
     }
@@ -75,14 +86,14 @@ VT_FN void put_word(unsigned char* out, unsigned word, bool whole) {
 
 extern "C" __global__ void __launch_bounds__(256) fp4_v8(PARAMETERS, i64 aligned, i64 words, i64 threads) {
     const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
-    const Quantiser by(global_scale, rule);
     unsigned at = blockIdx.x * blockDim.x + threadIdx.x, top = 0;
     bool inside = at < (unsigned)(rows * (width >> 3));
     float v[8];
-    if (inside) {
-        load_eight(v, x, blocks.in(at), (int)kind, aligned != 0);
-        top = largest_of(v, by.native);
-    }
+    if (inside) load_eight(v, x, blocks.in(at), (int)kind, aligned != 0);
+    const float global = global_scale[0];
+    loads_are_under_way();
+    const Quantiser by(global, rule);
+    if (inside) top = largest_of(v, by.native);
     top = largest_of_lanes(top, 2);
     if (tiled) fill_tiles(scales, rows, blocks.blocks, at, threads);
     if (!inside) return;
@@ -92,47 +103,48 @@ extern "C" __global__ void __launch_bounds__(256) fp4_v8(PARAMETERS, i64 aligned
     if ((at & 1) == 0) blocks.put(scales, at >> 1, code, tiled != 0);
 }
 
-// Where there are few: bfloat16 under the rule "vt", four lanes a block, and little code.
-extern "C" __global__ void __launch_bounds__(64) fp4_few(PARAMETERS, i64 threads) {
+// Where there are few: bfloat16 under the rule "vt", four lanes a block, and little code. From thread `own` on, whole
+// blocks of the grid fill tiles.
+extern "C" __global__ void __launch_bounds__(64) fp4_few(PARAMETERS, i64 own, i64 threads) {
     const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
     const unsigned at = blockIdx.x * 64 + threadIdx.x, block = at >> 2;
     const bool inside = at < (unsigned)(rows * (width >> 2));
     uint2 raw = {0u, 0u};
     if (inside) raw = ((const uint2*)x)[(blocks.start(block) >> 2) + (at & 3)];
-    const Quantiser by(global_scale, rule);
-    if (tiled) fill_tiles(scales, rows, blocks.blocks, at, threads);
+    const float global = global_scale[0];
+    loads_are_under_way();
+    if (at >= (unsigned)own) return fill_tiles(scales, rows, blocks.blocks, at - own, threads - own);
+    const Quantiser by(global, rule);
     unsigned pair = larger_pair<false>(larger_pair<false>(0u, raw.x & 0x7fff7fffu), raw.y & 0x7fff7fffu);
     pair = larger_pair<false>(pair, __shfl_xor_sync(FULL_WARP, pair, 1));
     pair = larger_pair<false>(pair, __shfl_xor_sync(FULL_WARP, pair, 2));
     if (!inside) return;
-    unsigned code = by.code(larger(pair << 16, pair & 0xffff0000u));
-    float factor = by.factor(code);
-    const float v[4] = {widen_bf16(raw.x & 0xffffu) * factor, vt_float((int)(raw.x & 0xffff0000u)) * factor,
-                        widen_bf16(raw.y & 0xffffu) * factor, vt_float((int)(raw.y & 0xffff0000u)) * factor};
-    ((unsigned short*)out)[at] = (unsigned short)e2m1_four(v);
+    const unsigned code = by.code(larger(pair << 16, pair & 0xffff0000u));
+    float v[4] = {widen_bf16(raw.x & 0xffffu), vt_float((int)(raw.x & 0xffff0000u)), widen_bf16(raw.y & 0xffffu),
+                  vt_float((int)(raw.y & 0xffff0000u))};
+    // The quick way is gone before one knows whether it may be: here it is waiting that takes the time.
+    const float scale = normal_e4m3(code), step = scale * by.back, quick = middling_reciprocal(step) * TO_HALVES;
+    const unsigned bytes = upper_bytes(cut_to_halves(v[0] * quick, v[1] * quick), cut_to_halves(v[2] * quick, v[3] * quick));
+    unsigned four;
+    if (__builtin_expect(is_middling(step, scale) & !may_tie(step) & ((bytes & 0x70707070u) == 0), 1)) {  // no NaN either
+        four = e2m1_of_bytes(bytes);
+    } else {
+        const float factor = by.factor(code);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] *= factor;
+        four = e2m1_four(v);
+    }
+    ((unsigned short*)out)[at] = (unsigned short)four;
     if ((at & 3) == 0) blocks.put(scales, block, code, tiled != 0);
 }
 
-// The largest of 16 bfloat16, as a float32's bits.
-VT_FN unsigned largest_of_sixteen(const uint4& a, const uint4& b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
-    const unsigned w[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    unsigned top[4];  // without signs, which are of no meaning here
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(top[i]) : "r"(w[i]), "r"(w[i + 4]));
-    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(top[0]) : "r"(top[0]), "r"(top[2]));
-    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(top[1]) : "r"(top[1]), "r"(top[3]));
-    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(top[0]) : "r"(top[0]), "r"(top[1]));
-    const unsigned pair = larger_pair<false>(0u, top[0] & 0x7fff7fffu);
-#else
-    const unsigned pair = larger_pair<false>(largest_pair<false>(a), largest_pair<false>(b));
-#endif
-    return larger(pair << 16, pair & 0xffff0000u);
-}
-
-// A block of bfloat16 by the rule "vt": its codes, and the code of its scale.
-VT_FN uint2 codes_of_block(const uint4 (&raw)[2], const Quantiser& by, unsigned& code) {
-    code = by.code(largest_of_sixteen(raw[0], raw[1]));
+// Blocks of bfloat16 by the rule "vt": the codes of one, and the code of its scale. What has a NaN, or no middling scale,
+// or may have ties, takes the long way. quick(code): factor_to_halves.
+template <class F> VT_FN uint2 codes_of_block(const uint4 (&raw)[2], const Quantiser& by, F&& quick, unsigned& code) {
+    code = by.code(largest_of_sixteen<true>(raw[0], raw[1]));
+    const float found = quick(code);
+    if (found != 0.0f) return {e2m1_of_bf16(raw[0], found), e2m1_of_bf16(raw[1], found)};
+    code = by.code(largest_of_sixteen<false>(raw[0], raw[1]));
     const float factor = by.factor(code);
     float v[8];
     uint2 words;
@@ -143,75 +155,95 @@ VT_FN uint2 codes_of_block(const uint4 (&raw)[2], const Quantiser& by, unsigned&
     return words;
 }
 
-// `threads` of a grid take turns at `count` pieces: at(n, block) says whether piece n is a block, and which; each
-// thread's next block is under way while it has the last one in hand. put(n, real, code) stores a scale.
-template <class A, class P>
-VT_FN void stream(unsigned count, unsigned threads, const uint4* vectors, const Blocks& blocks, bool whole,
-                  const float* global_scale, i64 rule, unsigned char* out, A&& at, P&& put) {
-    unsigned number = blockIdx.x * 256 + threadIdx.x, block = 0, following = 0;
+// Threads of a grid take turns at pieces, each of which may be a block; the next one is under way while a thread has the
+// last one in hand. walk.here(): whether there is a piece; walk.find(block, at): whether it is a block, which, and its
+// first vector; walk.place(): where its scale is; walk.go(): to the next.
+template <class W>
+VT_FN void stream(W walk, const uint4* vectors, const float* global_scale, i64 rule, unsigned char* out, unsigned char* scales) {
+    __shared__ float factors[256];
+    unsigned block = 0;
     uint4 raw[2] = {}, next[2] = {};
-    bool real, coming = false;
-    auto fetch_block = [&](unsigned n) {
-        coming = n < count && at(n, following);
-        if (!coming) return;
-        const uint4* from = vectors + (whole ? 2ll * following : blocks.start(following) >> 3);
-        next[0] = from[0];
-        next[1] = from[1];
+    bool coming = false;
+    auto fetch_block = [&] {
+        i64 at;
+        coming = walk.here() && walk.find(block, at);
+        if (coming) next[0] = vectors[at], next[1] = vectors[at + 1];
     };
-    fetch_block(number);
-    const Quantiser by(global_scale, rule);
+    fetch_block();
+    const float global = global_scale[0];
+    loads_are_under_way();
+    const Quantiser by(global, rule);
+    factors[threadIdx.x] = factor_to_halves(normal_e4m3(threadIdx.x) * by.back, normal_e4m3(threadIdx.x));
+    __syncthreads();
 #pragma unroll 1
-    for (; number < count; number += threads) {
+    while (walk.here()) {
+        const unsigned now = block, place = walk.place();
+        const bool real = coming;
         unsigned code = 0;
         raw[0] = next[0], raw[1] = next[1];
-        real = coming, block = following;
-        fetch_block(number + threads < number ? count : number + threads);
-        if (real) ((uint2*)out)[block] = codes_of_block(raw, by, code);
-        put(number, code);
+        walk.go();
+        fetch_block();
+        if (real) ((uint2*)out)[now] = codes_of_block(raw, by, [&](unsigned c) { return factors[c]; }, code);
+        scales[place] = (unsigned char)code;
     }
 }
 
 #define STREAM_PARAMETERS                                                                                         \
     i64 rows, i64 width, const void *x, i64 stride, const float *global_scale, unsigned char *out,                \
-        unsigned char *scales, i64 rule, i64 magic, i64 shift, i64 threads
+        unsigned char *scales, i64 rule, i64 magic, i64 shift
+
+struct RowWalk {
+    const Blocks& blocks;
+    unsigned piece, count, threads;
+    bool whole;
+    VT_MEMBER bool here() const { return piece < count; }
+    VT_MEMBER bool find(unsigned& block, i64& at) const {
+        block = piece;
+        at = whole ? 2ll * piece : blocks.start(piece) >> 3;
+        return true;
+    }
+    VT_MEMBER unsigned place() const { return piece; }
+    VT_MEMBER void go() { piece += threads; }
+};
 
 // Bfloat16 under the rule "vt". A piece is a block.
-extern "C" __global__ void __launch_bounds__(256, 6) fp4_stream_rows(STREAM_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(256, STREAM_RESIDENT) fp4_stream_rows(STREAM_PARAMETERS, i64 threads) {
     const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
-    stream((unsigned)(rows * (width >> 4)), (unsigned)threads, (const uint4*)x, blocks, stride == width, global_scale,
-           rule, out,
-           [&](unsigned n, unsigned& block) {
-               block = n;
-               return true;
-           },
-           [&](unsigned n, unsigned code) { scales[n] = (unsigned char)code; });
+    const unsigned first = blockIdx.x * 256 + threadIdx.x, count = (unsigned)(rows * (width >> 4));
+    const RowWalk walk{blocks, first, count, (unsigned)threads, stride == width};
+    stream(walk, (const uint4*)x, global_scale, rule, out, scales);
 }
 
 // A piece is a byte of the tiles, whether a block has it or not, so that a warp stores all 32 bytes of a sector: four
-// blocks of eight rows. `magic` and `shift` divide by the tiles across.
-extern "C" __global__ void __launch_bounds__(256, 6) fp4_stream_tiles(STREAM_PARAMETERS, i64 row_magic, i64 row_shift) {
-    const unsigned wide = (unsigned)(width >> 4), across = (wide + 3) >> 2;
-    const Blocks blocks{(unsigned)rows, wide, (unsigned)row_magic, (int)row_shift, stride};
-    auto place = [&](unsigned n, unsigned& pair, unsigned& column) {
-        const unsigned warp = n >> 5, rest = whole_quotient(warp, (unsigned)magic, (int)shift);
-        column = warp - rest * across;
-        pair = rest;  // of rows: 16 to a tile
-    };
-    stream((unsigned)((rows + 127) >> 7) * across * 512u, (unsigned)threads, (const uint4*)x, blocks, stride == width,
-           global_scale, rule, out,
-           [&](unsigned n, unsigned& block) {
-               unsigned pair, column;
-               place(n, pair, column);
-               const unsigned row = (pair >> 4) * 128 + (n >> 2 & 3) * 32 + (pair & 15) * 2 + (n >> 4 & 1);
-               const unsigned inner = column * 4 + (n & 3);
-               block = row * wide + inner;
-               return row < (unsigned)rows && inner < wide;
-           },
-           [&](unsigned n, unsigned code) {
-               unsigned pair, column;
-               place(n, pair, column);
-               scales[((pair >> 4) * across + column) * 512 + (pair & 15) * 32 + (n & 31)] = (unsigned char)code;
-           });
+// blocks of eight rows, 16 times as many to a tile. A warp's next ones are `down` times eight rows and `right` tiles on.
+struct TileWalk {
+    unsigned rows, wide, across, eights, eight, column, down, right;
+    i64 stride;
+    VT_MEMBER bool here() const { return eight < eights; }
+    VT_MEMBER bool find(unsigned& block, i64& at) const {
+        const unsigned n = threadIdx.x & 31, row = (eight >> 4) * 128 + (eight & 15) * 2 + ((n >> 2 & 3) * 32 + (n >> 4));
+        const unsigned inner = column * 4 + (n & 3);
+        block = row * wide + inner;
+        at = row * stride + 2 * inner;
+        return row < rows && inner < wide;
+    }
+    VT_MEMBER unsigned place() const {
+        return ((eight >> 4) * across + column) * 512 + (eight & 15) * 32 + (threadIdx.x & 31);
+    }
+    VT_MEMBER void go() {
+        eight += down;
+        column += right;
+        if (column >= across) column -= across, ++eight;
+    }
+};
+
+// `magic` and `shift` divide by the tiles across.
+extern "C" __global__ void __launch_bounds__(256, STREAM_RESIDENT) fp4_stream_tiles(STREAM_PARAMETERS, i64 down, i64 right) {
+    const unsigned wide = (unsigned)(width >> 4), across = (wide + 3) >> 2, eights = ((unsigned)(rows + 127) >> 7) * 16;
+    const unsigned warp = blockIdx.x * 8 + (threadIdx.x >> 5), eight = whole_quotient(warp, (unsigned)magic, (int)shift);
+    const TileWalk walk{(unsigned)rows, wide,           across,          eights,     eight, warp - eight * across,
+                        (unsigned)down, (unsigned)right, stride >> 3};
+    stream(walk, (const uint4*)x, global_scale, rule, out, scales);
 }
 
 // Eight values of a block, from a word of codes.

@@ -1,5 +1,6 @@
 // Vectors times a matrix, in the mirror's order of sums, and what becomes of the sums: MXFP4 or NVFP4.
 #pragma once
+#include "e2m1_halves.cuh"
 #include "e2m1_steps.cuh"
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
@@ -23,10 +24,10 @@ enum { QUEST = 0, ABS_MAX = 1 };
 template <int METHOD> VT_FN unsigned mx_scale(const float (&y)[BLOCK]) {
     float statistic;
     if (METHOD == ABS_MAX) {
-        unsigned top = 0;
+        float size[4];  // of every fourth: a chain of 32 takes its time
 #pragma unroll
-        for (int j = 0; j < BLOCK; ++j) top = larger(top, (unsigned)vt_bits(y[j]) & 0x7fffffffu);
-        statistic = vt_float((int)top) + TINY;
+        for (int j = 0; j < BLOCK; ++j) size[j & 3] = j < 4 ? vt_abs(y[j]) : larger_or_nan(size[j & 3], vt_abs(y[j]));
+        statistic = larger_or_nan(larger_or_nan(size[0], size[1]), larger_or_nan(size[2], size[3])) + TINY;
     } else {
         float sum = 0.0f, squares = 0.0f;
 #pragma unroll
@@ -52,14 +53,32 @@ VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide
 
 // 32 sums as MXFP4, those of element `at` and the next. A product with 3 is at most 6 times the scale, and no scale is
 // below 1e-8 / 2.
-template <int METHOD> struct ToMx {
+// QUICK: sums of bfloat16 times the matrix's number seldom are ties; of a power of two many are.
+template <int METHOD, bool QUICK> struct ToMx {
     unsigned char *out, *scales;
     bool wide;
 
+    VT_MEMBER void begin() {}
     VT_MEMBER void put_run(i64 at, const float (&y)[BLOCK], int) const {
         const unsigned byte = mx_scale<METHOD>(y);
-        float one = vt_float((int)(byte << 23)), z[BLOCK];
         unsigned w[4];
+        scales[at / BLOCK] = (unsigned char)byte;
+        if (!quick(w, y, byte)) steps(w, y, byte);
+        put_words(out + at / 2, w, 4, wide);
+    }
+    VT_MEMBER bool quick(unsigned (&w)[4], const float (&y)[BLOCK], unsigned byte) const {
+        if constexpr (QUICK && METHOD == ABS_MAX && SUMS_BY_HALVES) {
+            if (byte >= 240u) return false;
+            const float factor = vt_float((int)((241u - byte) << 23 | 0x400000u));  // 3 2^(113 - byte)
+            LastBits last;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) w[i] = e2m1_of_sums(y, 8 * i, factor, last);
+            return !last.zeros();
+        }
+        return false;
+    }
+    VT_MEMBER void steps(unsigned (&w)[4], const float (&y)[BLOCK], unsigned byte) const {
+        float one = vt_float((int)(byte << 23)), z[BLOCK];
 #pragma unroll
         for (int j = 0; j < BLOCK; ++j) z[j] = METHOD == ABS_MAX ? y[j] * 3.0f : y[j];
         if (byte >= 253u) {  // where a product with 3 may be infinite, and a power of two of its own
@@ -75,8 +94,6 @@ template <int METHOD> struct ToMx {
             w[i] = e2m1_steps<METHOD == ABS_MAX>(v, one);
             if (byte == 255u) w[i] = 0x77777777u;
         }
-        scales[at / BLOCK] = (unsigned char)byte;
-        put_words(out + at / 2, w, 4, wide);
     }
 };
 
@@ -84,13 +101,43 @@ template <int METHOD> struct ToMx {
 struct ToNv {
     unsigned char *out, *scales;
     bool wide;
-    float global, back;
+    const float* global_scale;
+    float global = 0.0f, back = 0.0f;
 
-    template <int FIRST, int N> VT_MEMBER void sixteen(unsigned* w, i64 at, const float (&y)[N]) const {
-        float size = 0.0f;
+    // Once the first loads are under way.
+    VT_MEMBER void begin() {
+        global = global_scale[0];
+        back = global == 0.0f ? 0.0f : 1.0f / global;
+    }
+    template <int FIRST, bool KEEP, int N> VT_MEMBER unsigned scale(const float (&y)[N]) const {
+        float size[2] = {};
 #pragma unroll
-        for (int j = 0; j < 16; ++j) size = fmaxf(size, vt_abs(y[FIRST + j]));
-        const unsigned code = e4m3_code(global * (size * vt_float(0x3e2aaaab)));
+        for (int j = 0; j < 16; ++j) {
+            const float one = vt_abs(y[FIRST + j]);
+            size[j & 1] = KEEP ? larger_or_nan(size[j & 1], one) : fmaxf(size[j & 1], one);
+        }
+        const float top = KEEP ? larger_or_nan(size[0], size[1]) : fmaxf(size[0], size[1]);
+        return e4m3_code(global * (top * vt_float(0x3e2aaaab)));
+    }
+    template <int FIRST, int N> VT_MEMBER void sixteen(unsigned* w, i64 at, const float (&y)[N]) const {
+        unsigned code = scale<FIRST, true>(y);
+        if (!quick<FIRST>(w, y, code)) code = steps<FIRST>(w, y);
+        scales[at / 16] = (unsigned char)code;
+    }
+    template <int FIRST, int N> VT_MEMBER bool quick(unsigned* w, const float (&y)[N], unsigned code) const {
+        if constexpr (SUMS_BY_HALVES) {
+            const float step = normal_e4m3(code) * back;
+            if (!is_middling(step, normal_e4m3(code))) return false;
+            const float factor = middling_reciprocal(step) * TO_HALVES;
+            LastBits last;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) w[i] = e2m1_of_sums(y, FIRST + 8 * i, factor, last);
+            return !last.zeros();
+        }
+        return false;
+    }
+    template <int FIRST, int N> VT_MEMBER unsigned steps(unsigned* w, const float (&y)[N]) const {
+        const unsigned code = scale<FIRST, false>(y);
         const float step = e4m3_value(code) * back, factor = step == 0.0f ? 0.0f : 1.0f / step;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -99,7 +146,7 @@ struct ToNv {
             for (int j = 0; j < 8; ++j) v[j] = a_number(y[FIRST + 8 * i + j] * factor);
             w[i] = e2m1_steps<false>(v, 1.0f);
         }
-        scales[at / 16] = (unsigned char)code;
+        return code;
     }
     template <int N> VT_MEMBER void put_run(i64 at, const float (&y)[N], int left) const {
         unsigned w[4];
@@ -184,21 +231,14 @@ VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short
 
 #define RESIDENT 5  // blocks of a multiprocessor, device/mxfp4.py
 
-VT_FN i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
-
 // Runs of 32 elements of all of x (16, where R is), 32 of them a warp at a time, one a lane; `blocks`: of the grid.
 template <int R, class TO>
-VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, i64 blocks, const TO& to) {
+VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligned, i64 blocks, TO to) {
     constexpr int HELD = R == 16 ? 16 : 32, P = HELD / 8, STEP = R + 4, SEEN = R > 32 ? 32 * 9 : 0;
     constexpr int ANY = (ROTATED / R * STEP > 128 * PITCH ? ROTATED / R * STEP : 128 * PITCH) / 4;
     constexpr int OWN = R == 16 ? 0 : 32 * P + SEEN;  // of a warp
     __shared__ uint4 memory[4 * OWN > ANY ? 4 * OWN : ANY];
-    if (!aligned || !to.wide || !is_sylvester<R>((const uint4*)h, (unsigned*)memory)) {
-        for (i64 base = (i64)blockIdx.x * ROTATED; base < count; base += blocks * ROTATED)
-            rotate_by_any<R>(memory, base, count, x, h, aligned, to);
-        return;
-    }
-    const float c = widen_bf16(h[0].x & 0xffffu);
+    __shared__ unsigned votes[4];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const uint4* pieces = (const uint4*)x;
     const i64 runs = count / HELD, next = blocks * 128;
@@ -210,10 +250,21 @@ VT_FN void rotate(i64 count, const unsigned short* x, const uint2* h, i64 aligne
         if constexpr (R == 16) {
             if (from + lane < runs) low = pieces[(from + lane) * 2], high = pieces[(from + lane) * 2 + 1];
         } else if (from < runs) {
-            send_for_runs<HELD>(mine, pieces + from * P, (int)smaller(runs - from, 32));
+            send_for_runs<HELD>(mine, pieces + from * P, runs - from);
         }
     };
-    send(first);
+    const bool whole = aligned && to.wide;
+    if (whole) send(first);
+    const bool known = whole && is_sylvester<R>((const uint4*)h, votes);
+    to.begin();
+    if (!known) {
+        if constexpr (R > 16) copies_arrive();
+        __syncthreads();
+        for (i64 base = (i64)blockIdx.x * ROTATED; base < count; base += blocks * ROTATED)
+            rotate_by_any<R>(memory, base, count, x, h, aligned, to);
+        return;
+    }
+    const float c = widen_bf16(h[0].x & 0xffffu);
     for (; first < runs; first += next) {
         float y[HELD];
         if constexpr (R == 16) {

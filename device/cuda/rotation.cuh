@@ -30,7 +30,7 @@ VT_FN uint4 sylvester_word(unsigned row, unsigned column, unsigned unit) {
 template <int R> VT_FN bool is_sylvester(const uint4* h, unsigned* votes) {
     const unsigned unit = h[0].x & 0xffffu;
     unsigned other = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int n = (int)threadIdx.x; n < R * R / 8; n += 128) {
         const uint4 found = h[n], want = sylvester_word((unsigned)(n * 8 / R), (unsigned)(n * 8 % R), unit);
         other |= (found.x ^ want.x) | (found.y ^ want.y) | (found.z ^ want.z) | (found.w ^ want.w);
@@ -143,12 +143,14 @@ template <int P> VT_FN int place_of_piece(int n) {
 }
 
 // Runs of HELD elements of a warp on their way into its shared memory; `left`: of its runs.
-template <int HELD> VT_FN void send_for_runs(uint4* mine, const uint4* x, int left) {
+template <int HELD> VT_FN void send_for_runs(uint4* mine, const uint4* x, i64 left) {
     constexpr int P = HELD / 8;
     const int lane = (int)threadIdx.x & 31;
+    if (left >= 32) {
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-        const int n = i * 32 + lane;
-        if (n < left * P) copy_async(mine + place_of_piece<P>(n), x + n);
+        for (int i = 0; i < P; ++i) copy_async(mine + place_of_piece<P>(i * 32 + lane), x + i * 32 + lane);
+    } else {
+#pragma unroll 1
+        for (int n = lane; n < (int)left * P; n += 32) copy_async(mine + place_of_piece<P>(n), x + n);
     }
 }
