@@ -72,9 +72,7 @@ class Narrow(NamedTuple):
 
 _NARROW = (Narrow(16, 16, 2, 55, 1.0), Narrow(64, 16, 2, 45, 1.9), Narrow(128, 32, 1, 100, 1.6))
 _MOST_NARROW = 256
-"""Tokens up to which tiles may be narrow."""
-_LOADED_UNIT = 286
-"""Nanoseconds of 128 of k at `Loaded.cost` 1."""
+"""Tokens up to which tiles may be narrow; beyond 128 they are where each multiprocessor has one at most."""
 _READ_BEYOND, _ENDS, _ROW_ENDS = 6144, 12, 8
 """As in the .cuh file: bytes that may be read behind a stage, of a column and of a row at the end."""
 
@@ -120,11 +118,10 @@ def loaded_form(matrices: int, tokens: int, high: int, columns: int) -> Loaded:
             return form.weights == 128 and (form.apart == 1 or (matrices == 1 and tokens <= high))
         return form.tokens == 128 and form.apart == 1
 
-    return min(filter(fits, _LOADED), key=lambda form: _time(form, matrices, tokens, high, columns))
+    def time(form: Loaded) -> float:
+        return -(-_clusters(form, matrices, tokens, high, columns) // (MULTIPROCESSORS // form.cluster)) * form.cost
 
-
-def _time(form: Loaded, matrices: int, tokens: int, high: int, columns: int) -> float:
-    return -(-_clusters(form, matrices, tokens, high, columns) // (MULTIPROCESSORS // form.cluster)) * form.cost
+    return min(filter(fits, _LOADED), key=time)
 
 
 def _clusters(form: Loaded, matrices: int, tokens: int, high: int, columns: int) -> int:
@@ -143,10 +140,7 @@ def narrow_form(tokens: int, columns: int, widths: tuple[int, ...]) -> tuple[Nar
         return form.time(width, tokens, columns)
 
     best = min(((form, width) for form in fitting for width in widths if width >= form.least), key=time)
-    if tokens <= 128:
-        return best
-    wide = loaded_form(1, tokens, tokens, columns)
-    return best if time(best) < _LOADED_UNIT * _time(wide, 1, tokens, tokens, columns) else None
+    return best if tokens <= 128 or best[0].tiles(best[1], tokens, columns) <= MULTIPROCESSORS else None
 
 
 def start_narrow(

@@ -45,12 +45,9 @@ _NARROW = {
     "narrow stages before they are read": (
         "barrier_wait(empty + stage, parity);\n                lanes_meet();", "lanes_meet();",
     ),
-    "half of a narrow stage": (
-        "STAGE);\n#pragma unroll\n                    for (int d",
-        "STAGE / 2);\n#pragma unroll\n                    for (int d",
-    ),
+    "half of a narrow stage": ("barrier_expect(full + stage, brought);", "barrier_expect(full + stage, brought / 2);"),
     "every stage's first 128 k": ("int k = (step * DEEP + d) * K_TILE;", "int k = step * DEEP * K_TILE;"),
-    "the first narrow tile's rows": ("(int)tile.token + row, 0, 1", "row, 0, 1"),
+    "the first narrow tile's rows": ("full + stage, k, (int)tile.token);", "full + stage, k, 0);"),
     "narrow tiles of the first tokens": ("below = number - beside * down;", "below = 0;"),
     "ends of the first column": ("job.column_ends(tile, own)", "job.column_ends(tile, 0)"),
     "ends of the first rows": ("job.row_end(tile, group * 64 + own - 64)", "job.row_end(tile, own - 64)"),

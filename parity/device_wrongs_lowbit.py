@@ -60,7 +60,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "copied tables of the first columns": (
             "TABLES_AT + side * 512 + (16 * warp + g) * 8", "TABLES_AT + (16 * warp + g) * 8",
         ),
-        "copied tables of the first group": ("scales + (i64)group * columns * 8", "scales"),
+        "copied tables of the first group": ("scales + (i64)group * columns * 8, full", "scales, full"),
         "the first 32 k twice": ("((2 * half + s) * ACROSS + side)", "(half * ACROSS + side)"),
         "turns forget those before": ("begin ? so_far[i * 128]", "false ? so_far[i * 128]"),
         "turns do not wait": ("barrier_wait(turns + 4 * group + warp, handed);", ""),

@@ -90,12 +90,14 @@ def test_without_the_tensor_cores_the_bytes_are_the_mirrors():
 
 def test_many_tiles_of_one_expert(device):
     """Tiles are as low as its share of the rows: more than pass before the next columns, and many a block."""
-    call = by_experts([0] * 12, [0] * 5 + [70] + [0] * 6)
+    call = by_experts([0] * 12, [0] * 5 + [140] + [0] * 6)
     for name in ("b_tensors", "b_scales", "b_group_scales"):
         call[name] = np.concatenate([call[name]] * 4)
+    for name in ("a_tensors", "a_scales"):
+        call[name] = np.concatenate([call[name]] * 2)
     with mock.patch.object(w4a8_matmul, "MULTIPROCESSORS", 2):
         got = run(device, "cutlass_w4a8_moe_mm", call)
-    assert_bytes(got, run(device, "cutlass_w4a8_mm", dense(slice(70), 2)))
+    assert_bytes(got, np.concatenate([run(device, "cutlass_w4a8_mm", dense(slice(70), 2))] * 2))
 
 
 @pytest.mark.parametrize("M", [3, 20])

@@ -40,6 +40,8 @@ VT_FN void multiply_narrow(const TensorMap& tokens_map, const TensorMap& weights
         int beside = number, below = 0;
         if (down > 1) beside = (int)((unsigned)number / (unsigned)down), below = number - beside * down;
         int token = below * TOKENS, column = beside * WIDTH;
+        // Rows that do not exist are slow to bring: the last tile has some of the one before, whose results are the same there.
+        if (down > 1 && token > (int)job.rows - TOKENS) token = (int)job.rows - TOKENS;
         int tokens = (int)job.rows - token, left = (int)job.columns - column;
         return Tile{nullptr, nullptr, token, column, tokens < TOKENS ? tokens : TOKENS, left < WIDTH ? left : WIDTH, 0, 0};
     };

@@ -131,7 +131,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             for (int s = 0; s < 2; ++s) q[s] = *(const uint2*)(here + WORDS_AT + ((2 * half + s) * ACROSS + side) * 1024 + warp * 256 + lane * 8);
         };
         auto look_up = [&](unsigned(&a)[2][4], int half) {
-            if (half == 0) low.set(low_entries), up.set(up_entries);
+            if (half == 0) low.fetch(&low_entries), up.fetch(&up_entries);
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
                 Places x(q[s].x, order), y(q[s].y, order);

@@ -24,9 +24,8 @@ static inline unsigned permuted(unsigned a, unsigned b, unsigned places) {
 // A column's table: entries as they are, and with signs flipped and a zero for code 0.
 struct Table {
     uint2 negative, positive;
-    VT_MEMBER void fetch(const void* from) { set(*(const uint2*)from); }
-    VT_MEMBER void set(const uint2& entries) {
-        negative = entries;
+    VT_MEMBER void fetch(const void* from) {
+        negative = *(const uint2*)from;
         positive = {(negative.x ^ 0x80808080u) & 0xffffff00u, negative.y ^ 0x80808080u};
     }
     VT_MEMBER unsigned look_up(unsigned places, unsigned which) const {
