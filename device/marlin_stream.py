@@ -14,8 +14,8 @@ ROWS = 64
 SHARED = 227 << 10
 """Bytes of shared memory that the copy engine's stages may take."""
 _HIGH, _STAGES, _UNITS = (32, 64), 20, 4
-_RUN = 132
-"""Tiles of 256 columns from which on each multiprocessor has one or more."""
+_RUN, _SHORT = 132, 512
+"""Tiles of 256 columns from which on each multiprocessor has one or more; K from which on there is a part for many."""
 
 
 class Streamed(NamedTuple):
@@ -37,7 +37,7 @@ def product(op: str, family: str, a, weights: Streamed, out, length: int) -> Non
     (rows, depth), columns = a.shape, out.shape[1]
     high = next(high for high in _HIGH if rows <= high)
     across, parts = -(-columns // (_UNITS * COLUMNS)), -(-depth // (CHUNK * length))
-    run = across >= _RUN  # else their parts are dealt out
+    run = across >= _RUN or depth < _SHORT  # else their parts are dealt out
     stage = -(-(high * 128 + _UNITS * weights.tile) // 1024) * 1024
     fixed = 1024 + (2 * _STAGES + 2) * 8
     stages = min(_STAGES, (SHARED - fixed) // stage)

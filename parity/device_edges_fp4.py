@@ -51,6 +51,8 @@ EDGES: dict[str, list[dict]] = {
         _marlin(9, 1152, 64), _marlin(70, 576, 128, "float16", bias="float16"), _marlin(5, 192, 128, bias="bfloat16"),
         *(_marlin(M, K, N, group=32) for M, K, N in ((16, 64, 128), (70, 640, 64), (3, 1152, 192))),
         _marlin(66, 128, 192, group=32, bias="bfloat16"), _marlin(0, 128, 64), _marlin(70, 1152, 64),
+        *(_marlin(M, 128, 5696, kind, group)
+          for M in (2, 16) for kind, group in (("bfloat16", 16), ("float16", 16), ("bfloat16", 32))),
         *(_marlin(130, 128, 8704, kind, group)
           for kind, group in (("bfloat16", 16), ("float16", 16), ("bfloat16", 32))),
     ],
