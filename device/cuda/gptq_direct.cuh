@@ -5,11 +5,10 @@
 #include "gptq_words.cuh"
 
 #ifdef __CUDACC__
-// 16 bytes that are read once.
-VT_FN uint4 read_once(const void* from) {
-    uint4 q;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(from));
-    return q;
+// 16 bytes that are read once, where `yes`, which is the same for all lanes.
+VT_FN void read_once(uint4& q, const void* from, bool yes) {
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
+                 : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w) : "l"(from), "r"((int)yes));
 }
 // Two 8 x 8 matrices: as `fetch_matrices`, of lanes below 16.
 VT_FN void fetch_pair(unsigned (&r)[2], const void* row) {
@@ -30,43 +29,62 @@ static inline void fetch_pair(unsigned (&r)[2], const void* row) {
     r[0] = four[0], r[1] = four[1];
 }
 template <int H> unsigned twice(unsigned pair) { return (pair >> 16 * H & 0xffffu) * 0x10001u; }
-static inline uint4 read_once(const void* from) { return *(const uint4*)from; }
+static inline void read_once(uint4& q, const void* from, bool yes) {
+    if (yes) q = *(const uint4*)from;
+}
 #endif
 
 #define DIRECT_COLUMNS 32
 #define DIRECT_ROWS 4  // at most
+#define DIRECT_BESIDE 80  // bytes of scales and zero points, of a group
 
 template <int KIND, bool SEQUENCE>
 VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const void* words, const void* scales, const void* zeros,
-                       void* out, i64 group_size, i64 zero, i64 length, i64 chains, unsigned char* memory) {
+                       void* out, i64 group_size, i64 zero, i64 length, i64 chains, int room, i64 line,
+                       unsigned char* memory) {
     typedef Pairs<KIND> P;
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3, own = (int)length * CHUNK, first = warp * own;
+    // The warp comes from a lane: what hangs on it then takes no registers of each thread.
+    int lane = threadIdx.x & 31, warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), g = lane >> 2, t = lane & 3;
+    int own = (int)length * CHUNK, first = warp * own;
     int count = (int)depth - first < own ? (int)depth - first : own, pitch = own * 2 + 16, high = (int)rows;
-    i64 left = (i64)blockIdx.x * DIRECT_COLUMNS, line = columns * 4;
+    i64 left = (i64)blockIdx.x * DIRECT_COLUMNS;
+    const char* from = (const char*)words + (first / 8 * columns + left + 4 * g) * 4;
+    uint4 q[CHUNK / 8];
+#pragma unroll
+    for (int i = 0; i < CHUNK / 8; ++i, from += line) {
+        q[i] = {0, 0, 0, 0};
+        read_once(q[i], from, true);
+    }
+    int size = (int)group_size, to_end = size - first % size, chains_room = (int)chains * high * pitch;
+    int group = first / size, groups = (first + count - 1) / size - group + 1, beside = chains_room + warp * room * DIRECT_BESIDE;
+#pragma unroll 1
     for (int m = 0; m < high; ++m)
+#pragma unroll 2
         for (int v = lane; v < count / 8; v += 32)
             copy_async(memory + (warp * high + m) * pitch + v * 16, (const char*)a + (m * depth + first) * 2 + v * 16);
+#pragma unroll 1
+    for (int i = lane; i < groups * 8; i += 32) {  // four vectors of scales, one of zero points
+        int v = i & 7;
+        i64 at = (group + (i >> 3)) * columns + left;
+        if (v <= 4) copy_async(memory + beside + (i >> 3) * DIRECT_BESIDE + v * 16, v < 4 ? (const char*)scales + at * 2 + v * 16 : (const char*)zeros + at / 2);
+    }
 
-    const char* from = (const char*)words + (first / 8 * columns + left + 4 * g) * 4;
     // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
     unsigned mask = 0x000f000fu + (unsigned)(depth >> 32), base = P::MINUS_BASE + (unsigned)zero * 0x10001u;
     int x = (warp * high + ((lane & 7) < high ? lane & 7 : 0)) * pitch + (lane >> 3 & 1) * 16;
-    int size = (int)group_size, to_end = size - first % size;  // of the group
-    unsigned beside = (unsigned)(first / size) * (unsigned)columns + (unsigned)left + 4 * g;  // where scales are
     float sum[2][4] = {};
+    copies_arrive();
+    warp_meets();
+    // As soon as words are operands, those of the next 64 k are sent for.
 #pragma unroll 1
     for (int to_do = count; to_do > 0; to_do -= CHUNK, x += 2 * CHUNK) {
-        uint4 q[CHUNK / 8];
-#pragma unroll
-        for (int i = 0; i < CHUNK / 8; ++i, from += line) q[i] = read_once(from);
-        if (to_end == 0) to_end = size, beside += (unsigned)columns;
+        bool more = to_do > CHUNK;
+        if (to_end == 0) to_end = size, beside += DIRECT_BESIDE;
         to_end -= CHUNK;
-        uint2 scale = *(const uint2*)((const char*)scales + beside * 2ull);
-        unsigned z = ((const unsigned*)zeros)[beside >> 3] >> 16 * (g & 1);
+        uint2 scale = *(const uint2*)(memory + beside + 8 * g);
+        unsigned z = *(const unsigned short*)(memory + beside + 64 + 2 * g);
         const unsigned scale_of[2] = {scale.x, scale.y};
         const unsigned minus[2] = {base + ((z & 0xfu) | (z << 12 & 0xf0000u)), base + ((z >> 8 & 0xfu) | (z << 4 & 0xf0000u))};
-        copies_arrive();  // rows of `a`, at the first turn
-        warp_meets();
 #pragma unroll
         for (int s = 0; s < CHUNK / 16; ++s) {
             unsigned b[2];
@@ -86,6 +104,8 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
                 }
                 multiply<KIND>(sum[tile], left_operand, b[0], b[1]);
             }
+#pragma unroll
+            for (int i = 2 * s; i < 2 * s + 2; ++i, from += line) read_once(q[i], from, more);
         }
     }
 
@@ -112,8 +132,8 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
 #define GPTQ_DIRECT(NAME, KIND, SEQUENCE)                                                                                 \
     extern "C" __global__ void __launch_bounds__(512, 2)                                                                  \
         NAME(i64 rows, i64 columns, i64 depth, const void* a, const void* words, const void* scales, const void* zeros,   \
-             void* out, i64 group, i64 zero, i64 length, i64 chains) {                                                    \
+             void* out, i64 group, i64 zero, i64 length, i64 chains, i64 room, i64 line) {                                        \
         VT_SHARED(memory);                                                                                                \
         gptq_direct<KIND, SEQUENCE>(rows, columns, depth, a, words, scales, zeros, out, group, zero, length, chains,      \
-                                    memory);                                                                              \
+                                    (int)room, line, memory);                                                                   \
     }

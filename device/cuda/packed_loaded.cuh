@@ -71,7 +71,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     if (thread == 0) {
         if (!JOB::GATHERED) map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(full + s, JOB::BULK ? 1 : JOB::GATHERED ? 4 : 4 + 1);
+            barrier_init(full + s, JOB::BULK ? 1 : JOB::GATHERED ? 4 : 128 + 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
         }
         for (int each = 0; each < TEAMS; ++each) barrier_init(turns + each, 128);
@@ -84,9 +84,9 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         constexpr int AHEAD = ROWS >= 128 ? 4 : 8;  // stages whose copies are under way, fewer than there are
         int stage = 0, parity = 0, sent = 0, behind = 0;
         unsigned lines[JOB::GATHERED ? (ROWS + 15) / 16 : 1];  // in vectors: 2^36 bytes of rows at most
-        // What this warp sent for AHEAD stages before is there.
+        // What this warp sent for AHEAD stages before is there, rows too, which are to be multiplied.
         auto announce = [&] {
-            if (JOB::GATHERED) stores_to_products();
+            stores_to_products();
             lanes_meet();
             if ((thread & 31) == 0) barrier_arrive(full + behind);
             if (++behind == stages) behind = 0;
@@ -125,14 +125,12 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         if constexpr (JOB::BULK) {
                             lanes_meet();
                             if (used) sender.send(here + ROWS * 128, chunk, full + stage);
-                        } else {
+                        } else if constexpr (JOB::GATHERED) {
                             if (used) {
-                                if constexpr (JOB::GATHERED) {
 #pragma unroll
-                                    for (int i = 0; i < (ROWS + 15) / 16; ++i)
-                                        if (top + (thread >> 3) + 16 * i < work.rows)
-                                            copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (i64)(lines[i] + chunk * 8u) * 16);
-                                }
+                                for (int i = 0; i < (ROWS + 15) / 16; ++i)
+                                    if (top + (thread >> 3) + 16 * i < work.rows)
+                                        copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (i64)(lines[i] + chunk * 8u) * 16);
                                 sender.send(here + ROWS * 128, chunk);
                             }
                             copies_close();
@@ -140,11 +138,14 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                                 copies_wait<AHEAD>();
                                 announce();
                             }
+                        } else {
+                            if (used) sender.send(here + ROWS * 128, chunk);
+                            barrier_arrive_with_copies(full + stage);
                         }
                         if (++stage == stages) stage = 0, parity ^= 1;
                     }
         }
-        if (!JOB::BULK) {
+        if (JOB::GATHERED) {
             copies_wait<0>();
             for (int left = sent < AHEAD ? sent : AHEAD; left > 0; --left) announce();
         }
