@@ -153,7 +153,11 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
             for (int s = 0; s < 2; ++s)
 #pragma unroll
                 for (int r = 0; r < 4; ++r)
+#if SPLIT_DIAG == 5
+                    a[s][r] = w[(2 * half + s + r) & 3];
+#else
                     a[s][r] = fma_pair<KIND>(fma_pair<KIND>((w[2 * half + s] >> 4 * r & mask) | P::BASE, P::ONE, minus), scale[r & 1], plus[r & 1]);
+#endif
         };
         auto multiply_half = [&](unsigned(&a)[2][4], int half, bool add) {
             u64 tokens = tile_of(ring + stage * STAGE);
