@@ -4,10 +4,13 @@
 #pragma once
 #include "gptq_words.cuh"
 
+#ifndef DIRECT_HINT
+#define DIRECT_HINT ""
+#endif
 #ifdef __CUDACC__
 // 16 bytes that are read once, where `yes`, which is the same for all lanes.
 VT_FN void read_once(uint4& q, const void* from, bool yes) {
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];}"
+    asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.L1::no_allocate" DIRECT_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];}"
                  : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w) : "l"(from), "r"((int)yes));
 }
 // Two 8 x 8 matrices: as `fetch_matrices`, of lanes below 16.
