@@ -38,6 +38,9 @@ struct alignas(16) FourSums { float x[4]; };
 
 #define SPLIT_SHARED ((227 << 10) - 512)
 #define SPLIT_BARRIERS 512
+#ifndef SPLIT_STEP
+#define SPLIT_STEP 2
+#endif
 #ifndef SPLIT_DIAG
 #define SPLIT_DIAG 0
 #endif
@@ -132,7 +135,7 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
         u8* mine = exchange + team * (EXCHANGE / TEAMS);
         // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
         unsigned mask = 0x000f000fu + (unsigned)(depth >> 32), minus = P::MINUS_BASE + (unsigned)zero * 0x10001u;
-        unsigned scale[2], plus[2] = {P::MINUS_ZERO, P::MINUS_ZERO}, even[2][4], odd[2][4];
+        unsigned scale[2], plus[2] = {P::MINUS_ZERO, P::MINUS_ZERO}, a[2][SPLIT_STEP][4];
         uint4 q;
         float part[SUMS], total[PART];
 #pragma unroll
@@ -147,23 +150,24 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                 if (zeros != nullptr) plus[h] = *(const unsigned short*)(here + ZEROS_AT + group * 128 + 2 * (16 * warp + 8 * h + g)) * 0x10001u;
             }
         };
-        auto unpack = [&](unsigned(&a)[2][4], int half) {
+        auto unpack = [&](int batch) {
             const unsigned w[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
-            for (int s = 0; s < 2; ++s)
+            for (int s = 0; s < SPLIT_STEP; ++s)
 #pragma unroll
                 for (int r = 0; r < 4; ++r)
 #if SPLIT_DIAG == 5
-                    a[s][r] = w[(2 * half + s + r) & 3];
+                    a[batch & 1][s][r] = w[(batch * SPLIT_STEP + s + r) & 3];
 #else
-                    a[s][r] = fma_pair<KIND>(fma_pair<KIND>((w[2 * half + s] >> 4 * r & mask) | P::BASE, P::ONE, minus), scale[r & 1], plus[r & 1]);
+                    a[batch & 1][s][r] = fma_pair<KIND>(fma_pair<KIND>((w[batch * SPLIT_STEP + s] >> 4 * r & mask) | P::BASE, P::ONE, minus), scale[r & 1], plus[r & 1]);
 #endif
         };
-        auto multiply_half = [&](unsigned(&a)[2][4], int half, bool add) {
+        auto multiply_batch = [&](int batch, bool add) {
             u64 tokens = tile_of(ring + stage * STAGE);
             products_begin();
 #pragma unroll
-            for (int s = 0; s < 2; ++s) multiply_registers<KIND>(part, a[s], further(tokens, 2 * half + s), add || s > 0);
+            for (int s = 0; s < SPLIT_STEP; ++s)
+                multiply_registers<KIND>(part, a[batch & 1][s], further(tokens, batch * SPLIT_STEP + s), add || s > 0);
             products_close();
         };
         auto release = [&] {
@@ -203,25 +207,27 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
         {
         if (to_do > 0) {
             take();
-            unpack(even, 0);
+            unpack(0);
         }
 #pragma unroll 1
         for (int round = 0; round < rounds; ++round) {
             int here = chunks_of(round * ACTORS + actor);
 #pragma unroll 1
             for (int i = 0; i < here; ++i) {
-                multiply_half(even, 0, i > 0);
-                products_wait<1>();
-                if (i > 0) release();
-                unpack(odd, 1);
-                multiply_half(odd, 1, true);
-                products_wait<1>();
+                constexpr int BATCHES = 4 / SPLIT_STEP;
+#pragma unroll
+                for (int batch = 0; batch < BATCHES; ++batch) {
+                    multiply_batch(batch, i > 0 || batch > 0);
+                    products_wait<1>();
+                    if (batch == 0 && i > 0) release();
+                    if (batch + 1 < BATCHES) unpack(batch + 1);
+                }
                 before = stage;
                 if (++stage == stages) stage = 0, parity ^= 1;
                 if (ACTORS > 1 && round > 0 && i == here >> 1) gather(round - 1);
                 if (--to_do > 0) {
                     take();
-                    unpack(even, 0);
+                    unpack(0);
                 }
             }
             if (here == 0) {
