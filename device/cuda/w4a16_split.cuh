@@ -41,6 +41,9 @@ struct alignas(16) FourSums { float x[4]; };
 #ifndef SPLIT_STEP
 #define SPLIT_STEP 2
 #endif
+#ifndef SPLIT_EARLY
+#define SPLIT_EARLY 1
+#endif
 #ifndef SPLIT_DIAG
 #define SPLIT_DIAG 0
 #endif
@@ -162,8 +165,7 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                     a[batch & 1][s][r] = fma_pair<KIND>(fma_pair<KIND>((w[batch * SPLIT_STEP + s] >> 4 * r & mask) | P::BASE, P::ONE, minus), scale[r & 1], plus[r & 1]);
 #endif
         };
-        auto multiply_batch = [&](int batch, bool add) {
-            u64 tokens = tile_of(ring + stage * STAGE);
+        auto multiply_batch = [&](u64 tokens, int batch, bool add) {
             products_begin();
 #pragma unroll
             for (int s = 0; s < SPLIT_STEP; ++s)
@@ -215,18 +217,22 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
 #pragma unroll 1
             for (int i = 0; i < here; ++i) {
                 constexpr int BATCHES = 4 / SPLIT_STEP;
+                u64 tokens = tile_of(ring + stage * STAGE);
+                int now = stage;
+                bool more = --to_do > 0;
+                if (++stage == stages) stage = 0, parity ^= 1;
 #pragma unroll
                 for (int batch = 0; batch < BATCHES; ++batch) {
-                    multiply_batch(batch, i > 0 || batch > 0);
+                    if (SPLIT_EARLY && batch + 1 == BATCHES && more) take();
+                    multiply_batch(tokens, batch, i > 0 || batch > 0);
                     products_wait<1>();
                     if (batch == 0 && i > 0) release();
                     if (batch + 1 < BATCHES) unpack(batch + 1);
                 }
-                before = stage;
-                if (++stage == stages) stage = 0, parity ^= 1;
+                before = now;
                 if (ACTORS > 1 && round > 0 && i == here >> 1) gather(round - 1);
-                if (--to_do > 0) {
-                    take();
+                if (more) {
+                    if (!SPLIT_EARLY) take();
                     unpack(0);
                 }
             }
