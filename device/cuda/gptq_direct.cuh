@@ -4,15 +4,7 @@
 #pragma once
 #include "gptq_words.cuh"
 
-#ifndef DIRECT_HINT
-#define DIRECT_HINT ""
-#endif
 #ifdef __CUDACC__
-// 16 bytes that are read once, where `yes`, which is the same for all lanes.
-VT_FN void read_once(uint4& q, const void* from, bool yes) {
-    asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.L1::no_allocate" DIRECT_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];}"
-                 : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w) : "l"(from), "r"((int)yes));
-}
 // Two 8 x 8 matrices: as `fetch_matrices`, of lanes below 16.
 VT_FN void fetch_pair(unsigned (&r)[2], const void* row) {
     unsigned from = (unsigned)__cvta_generic_to_shared(row);
@@ -32,39 +24,41 @@ static inline void fetch_pair(unsigned (&r)[2], const void* row) {
     r[0] = four[0], r[1] = four[1];
 }
 template <int H> unsigned twice(unsigned pair) { return (pair >> 16 * H & 0xffffu) * 0x10001u; }
-static inline void read_once(uint4& q, const void* from, bool yes) {
-    if (yes) q = *(const uint4*)from;
-}
 #endif
 
 #define DIRECT_COLUMNS 32
 #define DIRECT_ROWS 4  // at most
+#define DIRECT_STAGES 4  // of 64 k, that a warp sends for ahead
 #define DIRECT_BESIDE 80  // bytes of scales and zero points, of a group
 
 template <int KIND, bool SEQUENCE>
 VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const void* words, const void* scales, const void* zeros,
-                       void* out, i64 group_size, i64 zero, i64 length, i64 chains, int room, i64 line,
-                       unsigned char* memory) {
+                       void* out, i64 group_size, i64 zero, i64 length, i64 chains, int room, unsigned char* memory) {
     typedef Pairs<KIND> P;
     // The warp comes from a lane: what hangs on it then takes no registers of each thread.
     int lane = threadIdx.x & 31, warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), g = lane >> 2, t = lane & 3;
     int own = (int)length * CHUNK, first = warp * own;
     int count = (int)depth - first < own ? (int)depth - first : own, pitch = own * 2 + 16, high = (int)rows;
     i64 left = (i64)blockIdx.x * DIRECT_COLUMNS;
-    const char* from = (const char*)words + (first / 8 * columns + left + 4 * g) * 4;
-    uint4 q[CHUNK / 8];
-#pragma unroll
-    for (int i = 0; i < CHUNK / 8; ++i, from += line) {
-        q[i] = {0, 0, 0, 0};
-        read_once(q[i], from, true);
-    }
-    int size = (int)group_size, to_end = size - first % size, chains_room = (int)chains * high * pitch;
-    int group = first / size, groups = (first + count - 1) / size - group + 1, beside = chains_room + warp * room * DIRECT_BESIDE;
+    // Of a stage, eight rows of 128 bytes, a lane copies 16 bytes of a row and of the fourth one after it.
+    const char* from = (const char*)words + ((first / 8 + (lane >> 3)) * columns + left + (lane & 7) * 4) * 4;
+    i64 line = columns * 16;
+    int ring = warp * DIRECT_STAGES * 1024, stage = ring;
+    auto send = [&](bool there, int to) {
+        if (there) {
+            copy_async(memory + to + lane * 16, from);
+            copy_async(memory + to + lane * 16 + 512, from + line);
+            from += 2 * line;
+        }
+        copies_close();
+    };
+    int size = (int)group_size, to_end = size - first % size, rows_at = (int)chains * DIRECT_STAGES * 1024;
+    int group = first / size, groups = (first + count - 1) / size - group + 1, beside = rows_at + (int)chains * high * pitch + warp * room * DIRECT_BESIDE;
 #pragma unroll 1
     for (int m = 0; m < high; ++m)
 #pragma unroll 2
         for (int v = lane; v < count / 8; v += 32)
-            copy_async(memory + (warp * high + m) * pitch + v * 16, (const char*)a + (m * depth + first) * 2 + v * 16);
+            copy_async(memory + rows_at + (warp * high + m) * pitch + v * 16, (const char*)a + (m * depth + first) * 2 + v * 16);
 #pragma unroll 1
     for (int i = lane; i < groups * 8; i += 32) {  // four vectors of scales, one of zero points
         int v = i & 7;
@@ -74,14 +68,15 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
 
     // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
     unsigned mask = 0x000f000fu + (unsigned)(depth >> 32), base = P::MINUS_BASE + (unsigned)zero * 0x10001u;
-    int x = (warp * high + ((lane & 7) < high ? lane & 7 : 0)) * pitch + (lane >> 3 & 1) * 16;
+    int x = rows_at + (warp * high + ((lane & 7) < high ? lane & 7 : 0)) * pitch + (lane >> 3 & 1) * 16;
     float sum[2][4] = {};
-    copies_arrive();
-    warp_meets();
-    // As soon as words are operands, those of the next 64 k are sent for.
+#pragma unroll
+    for (int i = 0; i < DIRECT_STAGES - 1; ++i) send(count > i * CHUNK, ring + i * 1024);
 #pragma unroll 1
     for (int to_do = count; to_do > 0; to_do -= CHUNK, x += 2 * CHUNK) {
-        bool more = to_do > CHUNK;
+        copies_wait<DIRECT_STAGES - 2>();
+        warp_meets();
+        send(to_do > (DIRECT_STAGES - 1) * CHUNK, stage == ring ? stage + (DIRECT_STAGES - 1) * 1024 : stage - 1024);
         if (to_end == 0) to_end = size, beside += DIRECT_BESIDE;
         to_end -= CHUNK;
         uint2 scale = *(const uint2*)(memory + beside + 8 * g);
@@ -92,9 +87,9 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
         for (int s = 0; s < CHUNK / 16; ++s) {
             unsigned b[2];
             fetch_pair(b, memory + x + 32 * s);
+            const uint4 low = *(const uint4*)(memory + stage + s * 256 + g * 16), high_words = *(const uint4*)(memory + stage + s * 256 + 128 + g * 16);
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
-                const uint4 &low = q[2 * s], &high_words = q[2 * s + 1];
                 const unsigned w[4] = {tile ? low.z : low.x, tile ? low.w : low.y, tile ? high_words.z : high_words.x,
                                        tile ? high_words.w : high_words.y};
                 unsigned left_operand[4];
@@ -107,11 +102,11 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
                 }
                 multiply<KIND>(sum[tile], left_operand, b[0], b[1]);
             }
-#pragma unroll
-            for (int i = 2 * s; i < 2 * s + 2; ++i, from += line) read_once(q[i], from, more);
         }
+        stage = stage == ring + (DIRECT_STAGES - 1) * 1024 ? ring : stage + 1024;
     }
 
+    copies_wait<0>();
     // Chain sums from the first on; they lie where rows of `a` were, when no warp reads those.
     __syncthreads();
     float* sums = (float*)memory;
@@ -135,8 +130,8 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
 #define GPTQ_DIRECT(NAME, KIND, SEQUENCE)                                                                                 \
     extern "C" __global__ void __launch_bounds__(512, 2)                                                                  \
         NAME(i64 rows, i64 columns, i64 depth, const void* a, const void* words, const void* scales, const void* zeros,   \
-             void* out, i64 group, i64 zero, i64 length, i64 chains, i64 room, i64 line) {                                        \
+             void* out, i64 group, i64 zero, i64 length, i64 chains, i64 room) {                                                  \
         VT_SHARED(memory);                                                                                                \
         gptq_direct<KIND, SEQUENCE>(rows, columns, depth, a, words, scales, zeros, out, group, zero, length, chains,      \
-                                    (int)room, line, memory);                                                                   \
+                                    (int)room, memory);                                                                   \
     }

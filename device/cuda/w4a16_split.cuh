@@ -21,12 +21,43 @@ VT_FN void send_four(void* to, u64* barrier, int rank, float a, float b, float c
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];"
                  ::"r"(address_at(to, rank)), "r"(address_at(barrier, rank)), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
+// Places in shared memory, and what lies there.
+typedef unsigned Place;
+VT_FN Place place_in(const void* shared) { return (unsigned)same_in_warp((int)shared_address(shared)); }
+VT_FN u64 tile_in(Place at) { return (u64)(at >> 4 | 1u << 16) | 64ull << 32 | 1ull << 62; }
+VT_FN uint4 four_at(Place at) {
+    uint4 q;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "r"(at) : "memory");
+    return q;
+}
+template <int FURTHER> VT_FN unsigned half_at(Place at) {
+    unsigned short x;
+    asm volatile("ld.shared.u16 %0, [%1 + %2];" : "=h"(x) : "r"(at), "n"(FURTHER) : "memory");
+    return x;
+}
+VT_FN void wait_at(Place barrier, int parity) {
+    asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}"
+                 ::"r"(barrier), "r"(parity) : "memory");
+}
+VT_FN void arrive_at_if(bool arrives, Place barrier) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}"
+                 ::"r"(barrier), "r"((int)arrives) : "memory");
+}
 // `barrier_wait`, for what other blocks of the cluster have sent.
 VT_FN void barrier_wait_for_all(u64* barrier, int parity) {
     asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
                  "@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 #else
+typedef u8* Place;
+static inline Place place_in(const void* shared) { return (u8*)shared; }
+static inline u64 tile_in(Place at) { return tile_of(at); }
+static inline uint4 four_at(Place at) { return *(const uint4*)at; }
+template <int FURTHER> unsigned half_at(Place at) { return *(const unsigned short*)(at + FURTHER); }
+static inline void wait_at(Place barrier, int parity) { barrier_wait((u64*)barrier, parity); }
+static inline void arrive_at_if(bool arrives, Place barrier) {
+    if (arrives) barrier_arrive((u64*)barrier);
+}
 static inline void send_four(void* to, u64* barrier, int, float a, float b, float c, float d) {
     const float all[4] = {a, b, c, d};
     std::memcpy(to, all, 16);
@@ -41,15 +72,12 @@ struct alignas(16) FourSums { float x[4]; };
 #ifndef SPLIT_STEP
 #define SPLIT_STEP 2
 #endif
-#ifndef SPLIT_EARLY
-#define SPLIT_EARLY 1
-#endif
 #ifndef SPLIT_DIAG
 #define SPLIT_DIAG 0
 #endif
 
 // ROWS of `a` a tile, GROUPS of 64 columns. `stages` of 64 k a lane, of which `length` make a chain.
-template <int KIND, int ROWS, int GROUPS, int LANES, int SPLIT>
+template <int KIND, bool ZEROS, int ROWS, int GROUPS, int LANES, int SPLIT>
 VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                        const void* zeros, void* out, i64 group_size, i64 zero, i64 length_, i64 vectors, u8* memory) {
     typedef Pairs<KIND> P;
@@ -99,19 +127,19 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                     barrier_wait(empty + lane * stages + stage, parity);
                     u8* here = ring + stage * STAGE;
                     if (SENDERS == 1 || what == 0) {
-#if SPLIT_DIAG == 2 || SPLIT_DIAG == 4
+#if SPLIT_DIAG == 2 || SPLIT_DIAG == 6
                         if (SENDERS == 2) barrier_arrive(ready);
 #else
-                        barrier_expect(ready, ROWS * 128 + (SENDERS == 1 ? GROUPS * (2048 + 128) + (zeros != nullptr ? GROUPS * 128 : 0) : 0));
+                        barrier_expect(ready, ROWS * 128 + (SENDERS == 1 ? GROUPS * (2048 + 128) + (ZEROS ? GROUPS * 128 : 0) : 0));
                         load_tile(here, rows_map, ready, chunk * 128, top);
 #endif
                     }
                     if (SENDERS == 1 || what == 1) {
-#if SPLIT_DIAG == 2 || SPLIT_DIAG == 3
+#if SPLIT_DIAG == 2 || SPLIT_DIAG == 6
                         barrier_arrive(ready);
 #else
                         int group = chunks_a_group > 1 ? (int)((u64)reciprocal * (unsigned)chunk >> 32) : chunk;
-                        if (SENDERS == 2) barrier_expect(ready, GROUPS * (2048 + 128) + (zeros != nullptr ? GROUPS * 128 : 0));
+                        if (SENDERS == 2) barrier_expect(ready, GROUPS * (2048 + 128) + (ZEROS ? GROUPS * 128 : 0));
                         if (GROUPS % 2 == 0) {  // blocks of 128 columns lie side by side
                             load_bytes(here + WORDS_AT, from + chunk * columns * 32, ready, GROUPS * 2048);
                         } else {
@@ -121,37 +149,46 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                             }
                         }
                         load_bytes(here + SCALES_AT, (const char*)scales + (group * columns + left) * 2, ready, GROUPS * 128);
-                        if (zeros != nullptr) load_bytes(here + ZEROS_AT, (const char*)zeros + (group * columns + left) * 2, ready, GROUPS * 128);
+                        if (ZEROS) load_bytes(here + ZEROS_AT, (const char*)zeros + (group * columns + left) * 2, ready, GROUPS * 128);
 #endif
                     }
                     if (++stage == stages) stage = 0, parity ^= 1;
                 }
             }
+            // Those who multiply take one stage more than there are, whatever lies in it.
+            barrier_wait(empty + lane * stages + stage, parity);
+            barrier_arrive(full + lane * stages + stage);
         }
     } else {
         registers_up<TEAMS <= 2 ? 232 : 104>();
         int own = thread - 128, team = __shfl_sync(0xffffffffu, own >> 7, 0), lane_of_chains = team / GROUPS, group = team % GROUPS;
         int actor = lane_of_chains * RANKS + rank, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
-        int stage = 0, parity = 0, before = -1, to_do = 0, at = own & 127;
-        u64 *ready = full + lane_of_chains * stages, *used = empty + lane_of_chains * stages;
-        const u8* ring = tiles + lane_of_chains * stages * STAGE;
+        int stage = 0, parity = 0, at = own & 127;
+        const Place ring = place_in(tiles + lane_of_chains * stages * STAGE), ready = place_in(full + lane_of_chains * stages);
+        const Place used = place_in(empty + lane_of_chains * stages);
+        Place here = ring, before = used;
+        const int words_place = WORDS_AT + group * 2048 + warp * 512 + lane * 16, scales_place = SCALES_AT + group * 128 + 2 * (16 * warp + g);
         u8* mine = exchange + team * (EXCHANGE / TEAMS);
         // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
         unsigned mask = 0x000f000fu + (unsigned)(depth >> 32), minus = P::MINUS_BASE + (unsigned)zero * 0x10001u;
-        unsigned scale[2], plus[2] = {P::MINUS_ZERO, P::MINUS_ZERO}, a[2][SPLIT_STEP][4];
+        unsigned scale[2], plus[2] = {P::MINUS_ZERO, P::MINUS_ZERO}, a[SPLIT_STEP == 4 ? 1 : 2][SPLIT_STEP][4];
+        bool arrives = false;
         uint4 q;
         float part[SUMS], total[PART];
 #pragma unroll
         for (int i = 0; i < PART; ++i) total[i] = -0.0f;
         auto take = [&] {
-            barrier_wait(ready + stage, parity);
-            const char* here = (const char*)ring + stage * STAGE;
-            q = words_at(here, WORDS_AT + group * 2048 + warp * 512 + lane * 16);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                scale[h] = *(const unsigned short*)(here + SCALES_AT + group * 128 + 2 * (16 * warp + 8 * h + g)) * 0x10001u;
-                if (zeros != nullptr) plus[h] = *(const unsigned short*)(here + ZEROS_AT + group * 128 + 2 * (16 * warp + 8 * h + g)) * 0x10001u;
+            wait_at(ready + 8 * stage, parity);
+            q = four_at(here + words_place);
+            scale[0] = half_at<0>(here + scales_place), scale[1] = half_at<16>(here + scales_place);
+            scale[0] *= 0x10001u, scale[1] *= 0x10001u;
+            if constexpr (ZEROS) {
+                plus[0] = half_at<GROUPS * 128>(here + scales_place) * 0x10001u, plus[1] = half_at<GROUPS * 128 + 16>(here + scales_place) * 0x10001u;
             }
+        };
+        auto onward = [&] {
+            here += STAGE;
+            if (++stage == stages) stage = 0, parity ^= 1, here = ring;
         };
         auto unpack = [&](int batch) {
             const unsigned w[4] = {q.x, q.y, q.z, q.w};
@@ -159,22 +196,56 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
             for (int s = 0; s < SPLIT_STEP; ++s)
 #pragma unroll
                 for (int r = 0; r < 4; ++r)
-#if SPLIT_DIAG == 5
+#if SPLIT_DIAG == 5 || SPLIT_DIAG == 6
                     a[batch & 1][s][r] = w[(batch * SPLIT_STEP + s + r) & 3];
 #else
                     a[batch & 1][s][r] = fma_pair<KIND>(fma_pair<KIND>((w[batch * SPLIT_STEP + s] >> 4 * r & mask) | P::BASE, P::ONE, minus), scale[r & 1], plus[r & 1]);
 #endif
         };
-        auto multiply_batch = [&](u64 tokens, int batch, bool add) {
-            products_begin();
+        auto multiply_batch = [&](u64 tokens, int batch) {
+#if SPLIT_DIAG == 7
 #pragma unroll
             for (int s = 0; s < SPLIT_STEP; ++s)
-                multiply_registers<KIND>(part, a[batch & 1][s], further(tokens, batch * SPLIT_STEP + s), add || s > 0);
+#pragma unroll
+                for (int r = 0; r < 4; ++r) asm volatile("" ::"r"(a[batch & 1][s][r]));
+#else
+            products_begin();
+#pragma unroll
+            for (int s = 0; s < SPLIT_STEP; ++s) multiply_registers<KIND>(part, a[batch & 1][s], further(tokens, batch * SPLIT_STEP + s), 1);
             products_close();
+#endif
         };
-        auto release = [&] {
-            lanes_meet();
-            if (lane == 0) barrier_arrive(used + before);
+        // The products of 64 k, of which SPLIT_STEP times 16 are unpacked before, or, if all of them, taken.
+        auto step = [&] {
+            u64 tokens = tile_in(here);
+            if constexpr (SPLIT_STEP == 4) {
+                unpack(0);
+                multiply_batch(tokens, 0);
+                before = used + 8 * stage;
+                onward();
+                take();
+                products_wait<0>();
+                lanes_meet();
+                arrive_at_if(lane == 0, before);
+            } else {
+                constexpr int BATCHES = 4 / SPLIT_STEP;
+#pragma unroll
+                for (int batch = 0; batch < BATCHES; ++batch) {
+                    multiply_batch(tokens, batch);
+                    if (batch + 1 == BATCHES) {
+                        before = used + 8 * stage;
+                        onward();
+                        take();
+                    }
+                    products_wait<1>();
+                    if (batch == 0) {
+                        lanes_meet();
+                        arrive_at_if(arrives, before);
+                    }
+                    unpack((batch + 1) % BATCHES);
+                }
+                arrives = lane == 0;
+            }
         };
         // Adds up this actor's share of a round; then there is room for the next one's.
         auto gather = [&](int round) {
@@ -195,53 +266,26 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                 if (lane < ACTORS) barrier_arrive_at(room + lane / RANKS * GROUPS + group, lane % RANKS);
             }
         };
-#pragma unroll 1
-        for (int chain = actor; chain < chains; chain += ACTORS) to_do += chunks_of(chain);
-#if SPLIT_DIAG == 1
-        for (; to_do > 0; --to_do) {
-            barrier_wait(ready + stage, parity);
-            before = stage;
-            release();
-            if (++stage == stages) stage = 0, parity ^= 1;
-        }
-        if (rounds < 0)
-#endif
-        {
-        if (to_do > 0) {
-            take();
-            unpack(0);
-        }
+        take();
+        if (SPLIT_STEP < 4) unpack(0);
 #pragma unroll 1
         for (int round = 0; round < rounds; ++round) {
-            int here = chunks_of(round * ACTORS + actor);
-#pragma unroll 1
-            for (int i = 0; i < here; ++i) {
-                constexpr int BATCHES = 4 / SPLIT_STEP;
-                u64 tokens = tile_of(ring + stage * STAGE);
-                int now = stage;
-                bool more = --to_do > 0;
-                if (++stage == stages) stage = 0, parity ^= 1;
+            int count = chunks_of(round * ACTORS + actor), done = 0;
+            bool pending = ACTORS > 1 && round > 0;
+            int stop = pending && count > 0 ? (count >> 1) + 1 : count;
 #pragma unroll
-                for (int batch = 0; batch < BATCHES; ++batch) {
-                    if (SPLIT_EARLY && batch + 1 == BATCHES && more) take();
-                    multiply_batch(tokens, batch, i > 0 || batch > 0);
-                    products_wait<1>();
-                    if (batch == 0 && i > 0) release();
-                    if (batch + 1 < BATCHES) unpack(batch + 1);
-                }
-                before = now;
-                if (ACTORS > 1 && round > 0 && i == here >> 1) gather(round - 1);
-                if (more) {
-                    if (!SPLIT_EARLY) take();
-                    unpack(0);
-                }
-            }
-            if (here == 0) {
-                if (round > 0) gather(round - 1);
-                continue;
+            for (int i = 0; i < SUMS; ++i) part[i] = 0.0f;
+#pragma unroll 1
+            for (;;) {
+#pragma unroll 1
+                for (; done < stop; ++done) step();
+                if (pending) gather(round - 1);
+                pending = false;
+                if (stop == count) break;
+                stop = count;
             }
             products_wait<0>();
-            release();
+            if (count == 0) continue;
             if constexpr (ACTORS == 1) {
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i) total[i] += part[i];
@@ -260,7 +304,6 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
             }
         }
         if (ACTORS > 1) gather(rounds - 1);
-        }
         group_meets(team);
         int first = top + actor * PART * 2;
 #pragma unroll
@@ -292,12 +335,12 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
     cluster_meets();
 }
 
-#define W4A16_SPLIT(NAME, KIND, ROWS, GROUPS, LANES, SPLIT)                                                               \
+#define W4A16_SPLIT(NAME, KIND, ZEROS, ROWS, GROUPS, LANES, SPLIT)                                                               \
     extern "C" __global__ void CLUSTER_DIMS(SPLIT) __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                       \
         NAME(VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,                    \
              const void* zeros, void* out, i64 group, i64 zero, i64 length, i64 vectors) {                                \
         VT_SHARED(memory);                                                                                                \
-        w4a16_split<KIND, ROWS, GROUPS, LANES, SPLIT>(rows_map, rows, columns, depth, words, scales, zeros, out,          \
+        w4a16_split<KIND, ZEROS, ROWS, GROUPS, LANES, SPLIT>(rows_map, rows, columns, depth, words, scales, zeros, out,          \
                                                       group, zero, length, vectors, memory);                              \
     }
 #endif
