@@ -40,8 +40,7 @@ struct LoadedWork {
 };
 
 // JOB has OWN bytes of each 64 columns in a stage, and
-//   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part, or under BULK the copy
-//   engine for a lane of one warp, announced to a barrier, `bytes()` in all;
+//   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part;
 //   STRIDED chains, a chain every STRIDED-th run of RUN stages, or one chain as long as another (0);
 //   GATHERED: rows lie anywhere, so its threads copy them too, row `line(row)` of vectors of 16 bytes, where it `has` it;
 //   place_of(row): where in the result the row is;
@@ -71,7 +70,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     if (thread == 0) {
         if (!JOB::GATHERED) map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(full + s, JOB::BULK ? 1 : JOB::GATHERED ? 4 : 128 + 1);
+            barrier_init(full + s, JOB::GATHERED ? 4 : 128 + 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
         }
         for (int each = 0; each < TEAMS; ++each) barrier_init(turns + each, 128);
@@ -106,12 +105,11 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         int chunk = JOB::STRIDED ? (first + lane + at / RUN * EVERY) * RUN + at % RUN : (first + lane) * length + at;
                         bool used = at < chunks_of(first + lane);
                         if (LANES == 1 && !used) continue;
-                        if (JOB::BULK && thread >= 32) continue;
                         barrier_wait(empty + stage, parity ^ 1);
                         u8* here = tiles + stage * STAGE;
                         if (thread == 0 && !JOB::GATHERED) {
                             if (used) {
-                                barrier_expect(full + stage, ROWS * 128 + sender.bytes());
+                                barrier_expect(full + stage, ROWS * 128);
 #pragma unroll
                                 for (int i = 0; i < BLOCKS / IN_CLUSTER; ++i) {
                                     int part = (rank + i) * SHARE;
@@ -122,10 +120,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                                 barrier_arrive(full + stage);
                             }
                         }
-                        if constexpr (JOB::BULK) {
-                            lanes_meet();
-                            if (used) sender.send(here + ROWS * 128, chunk, full + stage);
-                        } else if constexpr (JOB::GATHERED) {
+                        if constexpr (JOB::GATHERED) {
                             if (used) {
 #pragma unroll
                                 for (int i = 0; i < (ROWS + 15) / 16; ++i)

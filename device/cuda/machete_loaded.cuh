@@ -4,8 +4,8 @@
 // sends the others their shares of its sums, into their shared memory, and adds up what has come for its own share, from
 // the round's first chain to its last. So rows of `a` are read by few blocks, which all have much to do.
 #pragma once
-#include "packed_loaded.cuh"
-#include "w4a16_loaded.cuh"
+#include "packed_words.cuh"
+#include "wgmma_registers.cuh"
 
 #if VT_TILES
 
@@ -22,24 +22,24 @@ VT_FN void send_four(void* to, u64* barrier, int rank, float a, float b, float c
                  ::"r"(address_at(to, rank)), "r"(address_at(barrier, rank)), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 // Places in shared memory, and what lies there.
-typedef unsigned Place;
-VT_FN Place place_in(const void* shared) { return (unsigned)same_in_warp((int)shared_address(shared)); }
-VT_FN u64 tile_in(Place at) { return (u64)(at >> 4 | 1u << 16) | 64ull << 32 | 1ull << 62; }
-VT_FN uint4 four_at(Place at) {
+typedef unsigned SharedPlace;
+VT_FN SharedPlace place_in(const void* shared) { return (unsigned)same_in_warp((int)shared_address(shared)); }
+VT_FN u64 tile_in(SharedPlace at) { return (u64)(at >> 4 | 1u << 16) | 64ull << 32 | 1ull << 62; }
+VT_FN uint4 four_at(SharedPlace at) {
     uint4 q;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "r"(at) : "memory");
     return q;
 }
-template <int FURTHER> VT_FN unsigned half_at(Place at) {
+template <int FURTHER> VT_FN unsigned half_at(SharedPlace at) {
     unsigned short x;
     asm volatile("ld.shared.u16 %0, [%1 + %2];" : "=h"(x) : "r"(at), "n"(FURTHER) : "memory");
     return x;
 }
-VT_FN void wait_at(Place barrier, int parity) {
+VT_FN void wait_at(SharedPlace barrier, int parity) {
     asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}"
                  ::"r"(barrier), "r"(parity) : "memory");
 }
-VT_FN void arrive_at_if(bool arrives, Place barrier) {
+VT_FN void arrive_at_if(bool arrives, SharedPlace barrier) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}"
                  ::"r"(barrier), "r"((int)arrives) : "memory");
 }
@@ -49,13 +49,13 @@ VT_FN void barrier_wait_for_all(u64* barrier, int parity) {
                  "@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 #else
-typedef u8* Place;
-static inline Place place_in(const void* shared) { return (u8*)shared; }
-static inline u64 tile_in(Place at) { return tile_of(at); }
-static inline uint4 four_at(Place at) { return *(const uint4*)at; }
-template <int FURTHER> unsigned half_at(Place at) { return *(const unsigned short*)(at + FURTHER); }
-static inline void wait_at(Place barrier, int parity) { barrier_wait((u64*)barrier, parity); }
-static inline void arrive_at_if(bool arrives, Place barrier) {
+typedef u8* SharedPlace;
+static inline SharedPlace place_in(const void* shared) { return (u8*)shared; }
+static inline u64 tile_in(SharedPlace at) { return tile_of(at); }
+static inline uint4 four_at(SharedPlace at) { return *(const uint4*)at; }
+template <int FURTHER> unsigned half_at(SharedPlace at) { return *(const unsigned short*)(at + FURTHER); }
+static inline void wait_at(SharedPlace barrier, int parity) { barrier_wait((u64*)barrier, parity); }
+static inline void arrive_at_if(bool arrives, SharedPlace barrier) {
     if (arrives) barrier_arrive((u64*)barrier);
 }
 static inline void send_four(void* to, u64* barrier, int, float a, float b, float c, float d) {
@@ -69,6 +69,7 @@ struct alignas(16) FourSums { float x[4]; };
 
 #define SPLIT_SHARED ((227 << 10) - 512)
 #define SPLIT_BARRIERS 512
+#define MACHETE_STAGES 24  // at most
 #ifndef SPLIT_STEP
 #define SPLIT_STEP 2
 #endif
@@ -81,16 +82,16 @@ template <int KIND, bool ZEROS, int ROWS, int GROUPS, int LANES, int SPLIT>
 VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
                        const void* zeros, void* out, i64 group_size, i64 zero, i64 length_, i64 vectors, u8* memory) {
     typedef Pairs<KIND> P;
-    constexpr int RANKS = cluster_of(SPLIT), ACTORS = LANES * RANKS, TEAMS = LANES * GROUPS, SUMS = ROWS / 2, PART = SUMS / ACTORS;
+    constexpr int RANKS = TOGETHER(SPLIT), ACTORS = LANES * RANKS, TEAMS = LANES * GROUPS, SUMS = ROWS / 2, PART = SUMS / ACTORS;
     constexpr int WORDS_AT = ROWS * 128, SCALES_AT = WORDS_AT + GROUPS * 2048, ZEROS_AT = SCALES_AT + GROUPS * 128;
     constexpr int STAGE = (ZEROS_AT + GROUPS * 128 + 1023) / 1024 * 1024, SHARE = PART * 512, SENDERS = LANES <= 2 ? 2 : 1;
     static_assert(PART % 4 == 0, "");
     // Barriers come first, what is sent after them, so that all places are constants but one.
     constexpr int EXCHANGE = TEAMS * (ACTORS > 1 ? SUMS * 512 : ROWS * 128), ALL = (SPLIT_SHARED - SPLIT_BARRIERS - 1024 - EXCHANGE) / STAGE;
-    constexpr int stages = (ALL < LOADED_STAGES ? ALL : LOADED_STAGES) / LANES;
+    constexpr int stages = (ALL < MACHETE_STAGES ? ALL : MACHETE_STAGES) / LANES;
     if (RANKS < SPLIT && blockIdx.x % SPLIT) return;  // on a host, one block does the work of all
     int thread = (int)threadIdx.x, rank = RANKS == 1 ? 0 : block_of_cluster();
-    u64 *full = (u64*)memory, *empty = full + LOADED_STAGES, *arrived = empty + LOADED_STAGES, *room = arrived + TEAMS;
+    u64 *full = (u64*)memory, *empty = full + MACHETE_STAGES, *arrived = empty + MACHETE_STAGES, *room = arrived + TEAMS;
     u8 *tiles = memory + SPLIT_BARRIERS + (-(u64)(memory + SPLIT_BARRIERS) & 1023), *exchange = tiles + LANES * stages * STAGE;
     int down = (int)((rows + ROWS - 1) / ROWS), cluster = (int)blockIdx.x / SPLIT, across = cluster / down;
     int top = (cluster - across * down) * ROWS, chunks = (int)(depth / CHUNK), length = (int)length_;
@@ -145,7 +146,7 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                         } else {
                             for (int c = 0; c < GROUPS; ++c) {
                                 i64 n = left + c * COLUMNS;
-                                load_bytes(here + WORDS_AT + c * 2048, (const char*)words + chunk * columns * 32 + MacheteTiles::from(n, columns, 0), ready, 2048);
+                                load_bytes(here + WORDS_AT + c * 2048, (const char*)words + chunk * columns * 32 + n / 128 * 4096 + (n & 64) * 32, ready, 2048);
                             }
                         }
                         load_bytes(here + SCALES_AT, (const char*)scales + (group * columns + left) * 2, ready, GROUPS * 128);
@@ -164,9 +165,9 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
         int own = thread - 128, team = __shfl_sync(0xffffffffu, own >> 7, 0), lane_of_chains = team / GROUPS, group = team % GROUPS;
         int actor = lane_of_chains * RANKS + rank, lane = own & 31, warp = own >> 5 & 3, g = lane >> 2;
         int stage = 0, parity = 0, at = own & 127;
-        const Place ring = place_in(tiles + lane_of_chains * stages * STAGE), ready = place_in(full + lane_of_chains * stages);
-        const Place used = place_in(empty + lane_of_chains * stages);
-        Place here = ring, before = used;
+        const SharedPlace ring = place_in(tiles + lane_of_chains * stages * STAGE), ready = place_in(full + lane_of_chains * stages);
+        const SharedPlace used = place_in(empty + lane_of_chains * stages);
+        SharedPlace here = ring, before = used;
         const int words_place = WORDS_AT + group * 2048 + warp * 512 + lane * 16, scales_place = SCALES_AT + group * 128 + 2 * (16 * warp + g);
         u8* mine = exchange + team * (EXCHANGE / TEAMS);
         // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
@@ -336,7 +337,7 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
 }
 
 #define W4A16_SPLIT(NAME, KIND, ZEROS, ROWS, GROUPS, LANES, SPLIT)                                                               \
-    extern "C" __global__ void CLUSTER_DIMS(SPLIT) __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                       \
+    extern "C" __global__ void VT_CLUSTER_OF(SPLIT) __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                       \
         NAME(VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,                    \
              const void* zeros, void* out, i64 group, i64 zero, i64 length, i64 vectors) {                                \
         VT_SHARED(memory);                                                                                                \
