@@ -78,7 +78,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "blocks overlap": ("(block - row * across) * 128", "(block - row * across) * 64"),
         "the upper half of a block": ("(n & 64) * (8 * BITS)", "0"),
         "the upper half of a block that is loaded": ("(n & 64) * 32", "0"),
-        "operands before they are there": ("wait_at(ready + 8 * stage, parity);", ""),
+        "every stage is the first": ("here += STAGE;", ""),
         "sums of the chains before are left": ("total[i] += part[i];", "total[i] = part[i];"),
         "shares of the chains before are left": ("total[4 * v + e] += x.x[e];", "total[4 * v + e] = x.x[e];"),
         "shares in one place": ("actor * SHARE + at * 16;", "at * 16;"),
