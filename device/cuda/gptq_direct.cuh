@@ -28,7 +28,9 @@ template <int H> unsigned twice(unsigned pair) { return (pair >> 16 * H & 0xffff
 
 #define DIRECT_COLUMNS 32
 #define DIRECT_ROWS 4  // at most
+#ifndef DIRECT_STAGES
 #define DIRECT_STAGES 4  // of 64 k, that a warp sends for ahead
+#endif
 #define DIRECT_BESIDE 80  // bytes of scales and zero points, of a group
 
 template <int KIND, bool SEQUENCE>
@@ -44,14 +46,13 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
     const char* from = (const char*)words + ((first / 8 + (lane >> 3)) * columns + left + (lane & 7) * 4) * 4;
     i64 line = columns * 16;
     int ring = warp * DIRECT_STAGES * 1024, stage = ring;
-    auto send = [&](bool there, int to) {
-        if (there) {
-            copy_async(memory + to + lane * 16, from);
-            copy_async(memory + to + lane * 16 + 512, from + line);
-            from += 2 * line;
-        }
-        copies_close();
+    auto copy = [&](bool there, int to) {
+        if (!there) return;
+        copy_async(memory + to + lane * 16, from);
+        copy_async(memory + to + lane * 16 + 512, from + line);
+        from += 2 * line;
     };
+    copy(true, ring);
     int size = (int)group_size, to_end = size - first % size, rows_at = (int)chains * DIRECT_STAGES * 1024;
     int group = first / size, groups = (first + count - 1) / size - group + 1, beside = rows_at + (int)chains * high * pitch + warp * room * DIRECT_BESIDE;
 #pragma unroll 1
@@ -70,13 +71,18 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
     unsigned mask = 0x000f000fu + (unsigned)(depth >> 32), base = P::MINUS_BASE + (unsigned)zero * 0x10001u;
     int x = rows_at + (warp * high + ((lane & 7) < high ? lane & 7 : 0)) * pitch + (lane >> 3 & 1) * 16;
     float sum[2][4] = {};
+    copies_close();
 #pragma unroll
-    for (int i = 0; i < DIRECT_STAGES - 1; ++i) send(count > i * CHUNK, ring + i * 1024);
+    for (int i = 1; i < DIRECT_STAGES - 1; ++i) {
+        copy(count > i * CHUNK, ring + i * 1024);
+        copies_close();
+    }
 #pragma unroll 1
     for (int to_do = count; to_do > 0; to_do -= CHUNK, x += 2 * CHUNK) {
         copies_wait<DIRECT_STAGES - 2>();
         warp_meets();
-        send(to_do > (DIRECT_STAGES - 1) * CHUNK, stage == ring ? stage + (DIRECT_STAGES - 1) * 1024 : stage - 1024);
+        copy(to_do > (DIRECT_STAGES - 1) * CHUNK, stage == ring ? stage + (DIRECT_STAGES - 1) * 1024 : stage - 1024);
+        copies_close();
         if (to_end == 0) to_end = size, beside += DIRECT_BESIDE;
         to_end -= CHUNK;
         uint2 scale = *(const uint2*)(memory + beside + 8 * g);
