@@ -8,8 +8,8 @@ from .runtime import current
 from .w4a16 import CHUNK, NAMES, Weights, chains_of, product
 
 ROWS, _COLUMNS, _RING, _BESIDE, _ROOM = 4, 32, 4096, 80, 113 << 10
-"""Rows at most and columns of a block, bytes of a warp's words under way, of a group's scales and zero points, as in the .cuh
-file, and of shared memory of which two blocks fit."""
+"""Rows at most and columns of a block, bytes of a warp's words under way, of a group's scales and zero points, as in
+the .cuh file, and of shared memory of which two blocks fit."""
 
 
 def direct_product(op: str, family: str, a, weights: Weights, out) -> bool:

@@ -51,7 +51,7 @@ class Form(NamedTuple):
         return current().tensor_map(current().pointer(a), width, rows, width, self.rows // self.blocks)
 
 
-FORMS = {"few rows": Form(64, 1, 2, 2), "few tiles": Form(128, 1, 2, 2), "many tiles": Form(128, 2, 1, 2)}
+FORMS = {"few rows": Form(64, 1, 1, 1), "few tiles": Form(128, 1, 1, 1), "many tiles": Form(128, 2, 1, 1)}
 """Those that cuda/w4a16_loaded.cuh has of every format."""
 
 

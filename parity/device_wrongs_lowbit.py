@@ -96,7 +96,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "rows of the first chain": ("int x = (warp * high +", "int x = (0 * high +"),
         "one group for a chain": ("to_end = size, beside += DIRECT_BESIDE;", "to_end = size;"),
         "the scales of the first chain": ("warp * room * DIRECT_BESIDE", "0 * room * DIRECT_BESIDE"),
-        "the words of the first 64 k once more": ("read_once(q[i], from, more)", "read_once(q[i], from, false)"),
+        "the words of the first stages once more": ("copy(to_do > (DIRECT_STAGES - 1) * CHUNK,", "copy(false,"),
         "a column twice": ("pair_of(q.y, lane & 3)", "pair_of(q.x, lane & 3)"),
         "zero points of even columns": ("((2 * g & 7) + h) & 15u", "(2 * g & 7) & 15u"),
         "scales of the first group of a chunk": ("take(groups == 4 ? s : s / 2)", "take(0)"),

@@ -1,6 +1,6 @@
-// Products of very few rows with GPTQ's words, which go from memory straight into registers: the numbers of w4a16.cuh, in
-// its order. A block has 32 columns, a warp a chain of them, and waits for words while the others of its multiprocessor make
-// operands of theirs. The four lanes of a group read the same words and take a pair of codes each.
+// Products of very few rows with GPTQ's words: the numbers of w4a16.cuh, in its order. A block has 32 columns, a warp a chain
+// of them, whose words it sends for into a ring of its own, so that much is under way at all times. The four lanes of a group
+// read the same words and take a pair of codes each.
 #pragma once
 #include "gptq_words.cuh"
 
@@ -28,9 +28,7 @@ template <int H> unsigned twice(unsigned pair) { return (pair >> 16 * H & 0xffff
 
 #define DIRECT_COLUMNS 32
 #define DIRECT_ROWS 4  // at most
-#ifndef DIRECT_STAGES
-#define DIRECT_STAGES 4  // of 64 k, that a warp sends for ahead
-#endif
+#define DIRECT_STAGES 4  // of 64 k, of which a warp sends for all but one ahead
 #define DIRECT_BESIDE 80  // bytes of scales and zero points, of a group
 
 template <int KIND, bool SEQUENCE>
@@ -54,7 +52,8 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
     };
     copy(true, ring);
     int size = (int)group_size, to_end = size - first % size, rows_at = (int)chains * DIRECT_STAGES * 1024;
-    int group = first / size, groups = (first + count - 1) / size - group + 1, beside = rows_at + (int)chains * high * pitch + warp * room * DIRECT_BESIDE;
+    int group = first / size, groups = (first + count - 1) / size - group + 1;
+    int beside = rows_at + (int)chains * high * pitch + warp * room * DIRECT_BESIDE;
 #pragma unroll 1
     for (int m = 0; m < high; ++m)
 #pragma unroll 2
@@ -64,7 +63,8 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
     for (int i = lane; i < groups * 8; i += 32) {  // four vectors of scales, one of zero points
         int v = i & 7;
         i64 at = (group + (i >> 3)) * columns + left;
-        if (v <= 4) copy_async(memory + beside + (i >> 3) * DIRECT_BESIDE + v * 16, v < 4 ? (const char*)scales + at * 2 + v * 16 : (const char*)zeros + at / 2);
+        const char* of = v < 4 ? (const char*)scales + at * 2 + v * 16 : (const char*)zeros + at / 2;
+        if (v <= 4) copy_async(memory + beside + (i >> 3) * DIRECT_BESIDE + v * 16, of);
     }
 
     // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
@@ -81,7 +81,7 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
     for (int to_do = count; to_do > 0; to_do -= CHUNK, x += 2 * CHUNK) {
         copies_wait<DIRECT_STAGES - 2>();
         warp_meets();
-        copy(to_do > (DIRECT_STAGES - 1) * CHUNK, stage == ring ? stage + (DIRECT_STAGES - 1) * 1024 : stage - 1024);
+        copy(to_do > (DIRECT_STAGES - 1) * CHUNK, stage + (stage == ring ? (DIRECT_STAGES - 1) * 1024 : -1024));
         copies_close();
         if (to_end == 0) to_end = size, beside += DIRECT_BESIDE;
         to_end -= CHUNK;
@@ -93,7 +93,8 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
         for (int s = 0; s < CHUNK / 16; ++s) {
             unsigned b[2];
             fetch_pair(b, memory + x + 32 * s);
-            const uint4 low = *(const uint4*)(memory + stage + s * 256 + g * 16), high_words = *(const uint4*)(memory + stage + s * 256 + 128 + g * 16);
+            const unsigned char* words_of = memory + stage + s * 256 + g * 16;
+            const uint4 low = *(const uint4*)words_of, high_words = *(const uint4*)(words_of + 128);
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
                 const unsigned w[4] = {tile ? low.z : low.x, tile ? low.w : low.y, tile ? high_words.z : high_words.x,

@@ -1,6 +1,6 @@
-// Products of 16-bit activations with Machete's weights of 4 bits on Hopper, for up to a tile of rows: the numbers of
-// w4a16.cuh, added up in its order. K is dealt out: SPLIT blocks of a cluster have the same columns, and of each LANES
-// teams with a ring of stages of their own; chain c is that of actor c % ACTORS. After each round of chains every actor
+// Products of 16-bit activations with Machete's weights of 4 bits on Hopper, for more rows than a few: the
+// numbers of w4a16.cuh, added up in its order. K is dealt out: SPLIT blocks of a cluster have the same columns, and of each
+// LANES teams with a ring of stages of their own; chain c is that of actor c % ACTORS. After each round of chains every actor
 // sends the others their shares of its sums, into their shared memory, and adds up what has come for its own share, from
 // the round's first chain to its last. So rows of `a` are read by few blocks, which all have much to do.
 #pragma once
@@ -65,34 +65,30 @@ static inline void send_four(void* to, u64* barrier, int, float a, float b, floa
 }
 static inline void barrier_wait_for_all(u64* barrier, int parity) { barrier_wait(barrier, parity); }
 #endif
+
 struct alignas(16) FourSums { float x[4]; };
 
-#define SPLIT_SHARED ((227 << 10) - 512)
-#define SPLIT_BARRIERS 512
+#define MACHETE_SHARED ((227 << 10) - 512)
+#define MACHETE_BARRIERS 512
 #define MACHETE_STAGES 24  // at most
-#ifndef SPLIT_STEP
-#define SPLIT_STEP 2
-#endif
-#ifndef SPLIT_DIAG
-#define SPLIT_DIAG 0
-#endif
 
 // ROWS of `a` a tile, GROUPS of 64 columns. `stages` of 64 k a lane, of which `length` make a chain.
-template <int KIND, bool ZEROS, int ROWS, int GROUPS, int LANES, int SPLIT>
-VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
-                       const void* zeros, void* out, i64 group_size, i64 zero, i64 length_, i64 vectors, u8* memory) {
+template <int KIND, bool ZEROS, int ROWS, int GROUPS, int LANES, int SPLIT, int STEP>
+VT_FN void machete_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,
+                          const void* zeros, void* out, i64 group_size, i64 zero, i64 length_, i64 vectors, u8* memory) {
     typedef Pairs<KIND> P;
     constexpr int RANKS = TOGETHER(SPLIT), ACTORS = LANES * RANKS, TEAMS = LANES * GROUPS, SUMS = ROWS / 2, PART = SUMS / ACTORS;
     constexpr int WORDS_AT = ROWS * 128, SCALES_AT = WORDS_AT + GROUPS * 2048, ZEROS_AT = SCALES_AT + GROUPS * 128;
     constexpr int STAGE = (ZEROS_AT + GROUPS * 128 + 1023) / 1024 * 1024, SHARE = PART * 512, SENDERS = LANES <= 2 ? 2 : 1;
     static_assert(PART % 4 == 0, "");
     // Barriers come first, what is sent after them, so that all places are constants but one.
-    constexpr int EXCHANGE = TEAMS * (ACTORS > 1 ? SUMS * 512 : ROWS * 128), ALL = (SPLIT_SHARED - SPLIT_BARRIERS - 1024 - EXCHANGE) / STAGE;
+    constexpr int EXCHANGE = TEAMS * (ACTORS > 1 ? SUMS * 512 : ROWS * 128);
+    constexpr int ALL = (MACHETE_SHARED - MACHETE_BARRIERS - 1024 - EXCHANGE) / STAGE;
     constexpr int stages = (ALL < MACHETE_STAGES ? ALL : MACHETE_STAGES) / LANES;
     if (RANKS < SPLIT && blockIdx.x % SPLIT) return;  // on a host, one block does the work of all
     int thread = (int)threadIdx.x, rank = RANKS == 1 ? 0 : block_of_cluster();
     u64 *full = (u64*)memory, *empty = full + MACHETE_STAGES, *arrived = empty + MACHETE_STAGES, *room = arrived + TEAMS;
-    u8 *tiles = memory + SPLIT_BARRIERS + (-(u64)(memory + SPLIT_BARRIERS) & 1023), *exchange = tiles + LANES * stages * STAGE;
+    u8 *tiles = memory + MACHETE_BARRIERS + (-(u64)(memory + MACHETE_BARRIERS) & 1023), *exchange = tiles + LANES * stages * STAGE;
     int down = (int)((rows + ROWS - 1) / ROWS), cluster = (int)blockIdx.x / SPLIT, across = cluster / down;
     int top = (cluster - across * down) * ROWS, chunks = (int)(depth / CHUNK), length = (int)length_;
     int chains = (chunks + length - 1) / length, rounds = (chains + ACTORS - 1) / ACTORS;
@@ -128,17 +124,10 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                     barrier_wait(empty + lane * stages + stage, parity);
                     u8* here = ring + stage * STAGE;
                     if (SENDERS == 1 || what == 0) {
-#if SPLIT_DIAG == 2 || SPLIT_DIAG == 6
-                        if (SENDERS == 2) barrier_arrive(ready);
-#else
                         barrier_expect(ready, ROWS * 128 + (SENDERS == 1 ? GROUPS * (2048 + 128) + (ZEROS ? GROUPS * 128 : 0) : 0));
                         load_tile(here, rows_map, ready, chunk * 128, top);
-#endif
                     }
                     if (SENDERS == 1 || what == 1) {
-#if SPLIT_DIAG == 2 || SPLIT_DIAG == 6
-                        barrier_arrive(ready);
-#else
                         int group = chunks_a_group > 1 ? (int)((u64)reciprocal * (unsigned)chunk >> 32) : chunk;
                         if (SENDERS == 2) barrier_expect(ready, GROUPS * (2048 + 128) + (ZEROS ? GROUPS * 128 : 0));
                         if (GROUPS % 2 == 0) {  // blocks of 128 columns lie side by side
@@ -146,12 +135,13 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                         } else {
                             for (int c = 0; c < GROUPS; ++c) {
                                 i64 n = left + c * COLUMNS;
-                                load_bytes(here + WORDS_AT + c * 2048, (const char*)words + chunk * columns * 32 + n / 128 * 4096 + (n & 64) * 32, ready, 2048);
+                                const char* block = (const char*)words + chunk * columns * 32 + n / 128 * 4096;
+                                load_bytes(here + WORDS_AT + c * 2048, block + (n & 64) * 32, ready, 2048);
                             }
                         }
                         load_bytes(here + SCALES_AT, (const char*)scales + (group * columns + left) * 2, ready, GROUPS * 128);
-                        if (ZEROS) load_bytes(here + ZEROS_AT, (const char*)zeros + (group * columns + left) * 2, ready, GROUPS * 128);
-#endif
+                        if (ZEROS)
+                            load_bytes(here + ZEROS_AT, (const char*)zeros + (group * columns + left) * 2, ready, GROUPS * 128);
                     }
                     if (++stage == stages) stage = 0, parity ^= 1;
                 }
@@ -168,11 +158,12 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
         const SharedPlace ring = place_in(tiles + lane_of_chains * stages * STAGE), ready = place_in(full + lane_of_chains * stages);
         const SharedPlace used = place_in(empty + lane_of_chains * stages);
         SharedPlace here = ring, before = used;
-        const int words_place = WORDS_AT + group * 2048 + warp * 512 + lane * 16, scales_place = SCALES_AT + group * 128 + 2 * (16 * warp + g);
+        const int words_place = WORDS_AT + group * 2048 + warp * 512 + lane * 16;
+        const int scales_place = SCALES_AT + group * 128 + 2 * (16 * warp + g);
         u8* mine = exchange + team * (EXCHANGE / TEAMS);
         // The mask is in a register, as long as the compiler cannot know: depth < 2^31.
         unsigned mask = 0x000f000fu + (unsigned)(depth >> 32), minus = P::MINUS_BASE + (unsigned)zero * 0x10001u;
-        unsigned scale[2], plus[2] = {P::MINUS_ZERO, P::MINUS_ZERO}, a[SPLIT_STEP == 4 ? 1 : 2][SPLIT_STEP][4];
+        unsigned scale[2], plus[2] = {P::MINUS_ZERO, P::MINUS_ZERO}, a[STEP == 4 ? 1 : 2][STEP][4];
         bool arrives = false;
         uint4 q;
         float part[SUMS], total[PART];
@@ -184,7 +175,8 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
             scale[0] = half_at<0>(here + scales_place), scale[1] = half_at<16>(here + scales_place);
             scale[0] *= 0x10001u, scale[1] *= 0x10001u;
             if constexpr (ZEROS) {
-                plus[0] = half_at<GROUPS * 128>(here + scales_place) * 0x10001u, plus[1] = half_at<GROUPS * 128 + 16>(here + scales_place) * 0x10001u;
+                plus[0] = half_at<GROUPS * 128>(here + scales_place) * 0x10001u;
+                plus[1] = half_at<GROUPS * 128 + 16>(here + scales_place) * 0x10001u;
             }
         };
         auto onward = [&] {
@@ -194,32 +186,24 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
         auto unpack = [&](int batch) {
             const unsigned w[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
-            for (int s = 0; s < SPLIT_STEP; ++s)
+            for (int s = 0; s < STEP; ++s)
 #pragma unroll
-                for (int r = 0; r < 4; ++r)
-#if SPLIT_DIAG == 5 || SPLIT_DIAG == 6
-                    a[batch & 1][s][r] = w[(batch * SPLIT_STEP + s + r) & 3];
-#else
-                    a[batch & 1][s][r] = fma_pair<KIND>(fma_pair<KIND>((w[batch * SPLIT_STEP + s] >> 4 * r & mask) | P::BASE, P::ONE, minus), scale[r & 1], plus[r & 1]);
-#endif
+                for (int r = 0; r < 4; ++r) {
+                    unsigned code = fma_pair<KIND>((w[batch * STEP + s] >> 4 * r & mask) | P::BASE, P::ONE, minus);
+                    a[batch & 1][s][r] = fma_pair<KIND>(code, scale[r & 1], plus[r & 1]);
+                }
         };
         auto multiply_batch = [&](u64 tokens, int batch) {
-#if SPLIT_DIAG == 7
-#pragma unroll
-            for (int s = 0; s < SPLIT_STEP; ++s)
-#pragma unroll
-                for (int r = 0; r < 4; ++r) asm volatile("" ::"r"(a[batch & 1][s][r]));
-#else
             products_begin();
 #pragma unroll
-            for (int s = 0; s < SPLIT_STEP; ++s) multiply_registers<KIND>(part, a[batch & 1][s], further(tokens, batch * SPLIT_STEP + s), 1);
+            for (int s = 0; s < STEP; ++s)
+                multiply_registers<KIND>(part, a[batch & 1][s], further(tokens, batch * STEP + s), 1);
             products_close();
-#endif
         };
-        // The products of 64 k, of which SPLIT_STEP times 16 are unpacked before, or, if all of them, taken.
+        // The products of 64 k, of which STEP times 16 are unpacked before, or, if all of them, taken.
         auto step = [&] {
             u64 tokens = tile_in(here);
-            if constexpr (SPLIT_STEP == 4) {
+            if constexpr (STEP == 4) {
                 unpack(0);
                 multiply_batch(tokens, 0);
                 before = used + 8 * stage;
@@ -229,7 +213,7 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                 lanes_meet();
                 arrive_at_if(lane == 0, before);
             } else {
-                constexpr int BATCHES = 4 / SPLIT_STEP;
+                constexpr int BATCHES = 4 / STEP;
 #pragma unroll
                 for (int batch = 0; batch < BATCHES; ++batch) {
                     multiply_batch(tokens, batch);
@@ -268,7 +252,7 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
             }
         };
         take();
-        if (SPLIT_STEP < 4) unpack(0);
+        if (STEP < 4) unpack(0);
 #pragma unroll 1
         for (int round = 0; round < rounds; ++round) {
             int count = chunks_of(round * ACTORS + actor), done = 0;
@@ -286,6 +270,7 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
                 stop = count;
             }
             products_wait<0>();
+            products_there(part);
             if (count == 0) continue;
             if constexpr (ACTORS == 1) {
 #pragma unroll
@@ -336,12 +321,12 @@ VT_FN void w4a16_split(const TensorMap& rows_map, i64 rows, i64 columns, i64 dep
     cluster_meets();
 }
 
-#define W4A16_SPLIT(NAME, KIND, ZEROS, ROWS, GROUPS, LANES, SPLIT)                                                               \
-    extern "C" __global__ void VT_CLUSTER_OF(SPLIT) __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                       \
+#define MACHETE_LOADED(NAME, KIND, ZEROS, ROWS, GROUPS, LANES, SPLIT, STEP)                                              \
+    extern "C" __global__ void VT_CLUSTER_OF(SPLIT) __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                      \
         NAME(VT_MAP rows_map, i64 rows, i64 columns, i64 depth, const void* words, const void* scales,                    \
              const void* zeros, void* out, i64 group, i64 zero, i64 length, i64 vectors) {                                \
         VT_SHARED(memory);                                                                                                \
-        w4a16_split<KIND, ZEROS, ROWS, GROUPS, LANES, SPLIT>(rows_map, rows, columns, depth, words, scales, zeros, out,          \
-                                                      group, zero, length, vectors, memory);                              \
+        machete_loaded<KIND, ZEROS, ROWS, GROUPS, LANES, SPLIT, STEP>(rows_map, rows, columns, depth, words, scales,      \
+                                                                      zeros, out, group, zero, length, vectors, memory);  \
     }
 #endif

@@ -70,7 +70,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     if (thread == 0) {
         if (!JOB::GATHERED) map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(full + s, JOB::GATHERED ? 4 : 128 + 1);
+            barrier_init(full + s, JOB::GATHERED ? 4 : 4 + 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
         }
         for (int each = 0; each < TEAMS; ++each) barrier_init(turns + each, 128);
@@ -120,30 +120,25 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                                 barrier_arrive(full + stage);
                             }
                         }
-                        if constexpr (JOB::GATHERED) {
-                            if (used) {
+                        if (used) {
+                            if constexpr (JOB::GATHERED) {
 #pragma unroll
                                 for (int i = 0; i < (ROWS + 15) / 16; ++i)
                                     if (top + (thread >> 3) + 16 * i < work.rows)
                                         copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (i64)(lines[i] + chunk * 8u) * 16);
-                                sender.send(here + ROWS * 128, chunk);
                             }
-                            copies_close();
-                            if (++sent > AHEAD) {
-                                copies_wait<AHEAD>();
-                                announce();
-                            }
-                        } else {
-                            if (used) sender.send(here + ROWS * 128, chunk);
-                            barrier_arrive_with_copies(full + stage);
+                            sender.send(here + ROWS * 128, chunk);
+                        }
+                        copies_close();
+                        if (++sent > AHEAD) {
+                            copies_wait<AHEAD>();
+                            announce();
                         }
                         if (++stage == stages) stage = 0, parity ^= 1;
                     }
         }
-        if (JOB::GATHERED) {
-            copies_wait<0>();
-            for (int left = sent < AHEAD ? sent : AHEAD; left > 0; --left) announce();
-        }
+        copies_wait<0>();
+        for (int left = sent < AHEAD ? sent : AHEAD; left > 0; --left) announce();
     } else {
         if constexpr (TEAMS == 1) registers_up<240>();
         else if constexpr (TEAMS == 2) registers_up<JOB::GATHERED ? 224 : 232>();

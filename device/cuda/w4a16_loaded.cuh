@@ -160,9 +160,9 @@ VT_FN void w4a16_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 de
 
 // Kernels of a format in the forms of device/packed_loaded.py.
 #define W4A16_LOADED_KERNELS(NAME, FORMAT, KIND)                \
-    W4A16_LOADED(NAME##_64_1_2_2, FORMAT, KIND, 64, 1, 2, 2)    \
-    W4A16_LOADED(NAME##_128_1_2_2, FORMAT, KIND, 128, 1, 2, 2)  \
-    W4A16_LOADED(NAME##_128_2_1_2, FORMAT, KIND, 128, 2, 1, 2)
+    W4A16_LOADED(NAME##_64_1_1_1, FORMAT, KIND, 64, 1, 1, 1)    \
+    W4A16_LOADED(NAME##_128_1_1_1, FORMAT, KIND, 128, 1, 1, 1)  \
+    W4A16_LOADED(NAME##_128_2_1_1, FORMAT, KIND, 128, 2, 1, 1)
 
 #define W4A16_LOADED(NAME, FORMAT, KIND, ROWS, GROUPS, LANES, BLOCKS)                                                     \
     extern "C" __global__ void CLUSTER_DIMS(BLOCKS) __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                      \
