@@ -7,6 +7,7 @@ from vtlab.ops import providers
 from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, kind, results, vectors
+from .packed_loaded import loaded_product, loads
 from .scratch import scratch
 from .w4a16 import AT_ONCE, BY_PARTS, BY_RUNS, Weights, aligned, fits, plain_product, product
 
@@ -45,7 +46,7 @@ def _gemm(op: str, a, qweight, scales, zeros, bias: int, order: int, parts: int,
     if rounding == AT_ONCE and fits(columns, depth, group):
         beside = (settled(array) for array in (qweight, scales, zeros))
         weights = Weights("awq4", 4, *beside, group, bias, order)
-        product(op, _FAMILY, x, weights, target)
+        (loaded_product if loads(x, weights) else product)(op, _FAMILY, x, weights, target)
         return target
     values = scratch.array("w4a16 weights", (depth, columns), a.dtype)
     _values(op, qweight, scales, zeros, bias, order, values)

@@ -8,7 +8,8 @@ from vtlab.ops.lowbit import QUANT_TYPES
 from .codes import DOWN, MACHETE, moved, settled
 from .judged import judged_by_norm
 from .launch import PROVIDER, results
-from .packed_loaded import loaded_product, loads
+from .machete_loaded import loaded_product
+from .packed_loaded import loads
 from .w4a16 import Weights, aligned, product
 
 _FAMILY = "machete"

@@ -51,11 +51,7 @@ class Form(NamedTuple):
         return current().tensor_map(current().pointer(a), width, rows, width, self.rows // self.blocks)
 
 
-_NARROW = 4096
-"""Columns up to which 64 rows are faster here: 64x4096x4096 of Machete took 24 us, w4a16's tiles 29; of 8192 columns
-they took 53 and 46, and with GPTQ's words 85 and 51."""
-
-FORMS = {"few rows": Form(64, 1, 2, 2), "few tiles": Form(128, 1, 2, 2), "many tiles": Form(128, 2, 1, 2)}
+FORMS = {"few rows": Form(64, 1, 1, 1), "few tiles": Form(128, 1, 1, 1), "many tiles": Form(128, 2, 1, 1)}
 """Those that cuda/w4a16_loaded.cuh has of every format."""
 
 
@@ -67,7 +63,6 @@ def loads(a, weights: Weights) -> bool:
         and weights.bits == 4
         and weights.scales is not None
         and weights.group % CHUNK == 0
-        and (a.shape[0] > FORMS["few rows"].rows or weights.scales.shape[-1] <= _NARROW)
     )
 
 

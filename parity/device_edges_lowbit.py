@@ -128,9 +128,12 @@ EDGES: dict[str, list[dict]] = {
     "machete_mm": [
         *(_machete(M, 128, 128, 2, kind, quant_type)
           for M in (5, 18) for kind in _KINDS for quant_type in ("uint4", "uint8", "uint4b8", "uint8b128")),
-        _machete(70, 1152, 128, 9, "bfloat16", "uint4b8"), _machete(3, 192, 128, 1, "float16", "uint4"),
-        _machete(70, 1088, 128, 17, "float16", "uint4"),
-        *(_machete(130, 128, 4352, 2, kind, "uint4b8") for kind in _KINDS),
+        _machete(3, 192, 128, 1, "float16", "uint4"), _machete(70, 1088, 128, 17, "float16", "uint4"),
+        *(_machete(M, K, N, G, kind, quant_type)
+          for M, K, N, G in ((70, 1152, 128, 9), (130, 128, 4352, 2))
+          for kind in _KINDS for quant_type in ("uint4b8", "uint4")),
+        *(_machete(M, 2112, 256, 33, kind, quant_type)  # rounds of chains, the last one not whole
+          for M, quant_type in ((33, "uint4b8"), (64, "uint4")) for kind in _KINDS),
     ],
     "allspark_repack_weight": [{"K": 48, "N": 80, "scale": "float16", "zero_point": "float16"}],
     "allspark_unpack_weight": [{"P": 96, "K": 48, "n": 79}],

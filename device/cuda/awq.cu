@@ -2,6 +2,7 @@
 #include "codes.cuh"
 #include "plain_product.cuh"
 #include "w4a16.cuh"
+#include "w4a16_loaded.cuh"
 
 #define ABREAST 4  // rows of a word each, device/awq.py
 
@@ -56,3 +57,8 @@ extern "C" __global__ void __launch_bounds__(256)
 PLAIN_KERNELS(awq_plain)
 W4A16_KERNELS(awq4_bf16, BF16, AwqWords)
 W4A16_KERNELS(awq4_f16, F16, AwqWords)
+
+#if VT_TILES
+W4A16_LOADED_KERNELS(awq4_bf16_loaded, AwqRows, BF16)
+W4A16_LOADED_KERNELS(awq4_f16_loaded, AwqRows, F16)
+#endif

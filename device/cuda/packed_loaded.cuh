@@ -40,8 +40,7 @@ struct LoadedWork {
 };
 
 // JOB has OWN bytes of each 64 columns in a stage, and
-//   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part, or under BULK the copy
-//   engine for a lane of one warp, announced to a barrier, `bytes()` in all;
+//   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part;
 //   STRIDED chains, a chain every STRIDED-th run of RUN stages, or one chain as long as another (0);
 //   GATHERED: rows lie anywhere, so its threads copy them too, row `line(row)` of vectors of 16 bytes, where it `has` it;
 //   place_of(row): where in the result the row is;
@@ -71,7 +70,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     if (thread == 0) {
         if (!JOB::GATHERED) map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(full + s, JOB::BULK ? 1 : JOB::GATHERED ? 4 : 4 + 1);
+            barrier_init(full + s, JOB::GATHERED ? 4 : 4 + 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
         }
         for (int each = 0; each < TEAMS; ++each) barrier_init(turns + each, 128);
@@ -84,9 +83,9 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         constexpr int AHEAD = ROWS >= 128 ? 4 : 8;  // stages whose copies are under way, fewer than there are
         int stage = 0, parity = 0, sent = 0, behind = 0;
         unsigned lines[JOB::GATHERED ? (ROWS + 15) / 16 : 1];  // in vectors: 2^36 bytes of rows at most
-        // What this warp sent for AHEAD stages before is there.
+        // What this warp sent for AHEAD stages before is there, rows too, which are to be multiplied.
         auto announce = [&] {
-            if (JOB::GATHERED) stores_to_products();
+            stores_to_products();
             lanes_meet();
             if ((thread & 31) == 0) barrier_arrive(full + behind);
             if (++behind == stages) behind = 0;
@@ -106,12 +105,11 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         int chunk = JOB::STRIDED ? (first + lane + at / RUN * EVERY) * RUN + at % RUN : (first + lane) * length + at;
                         bool used = at < chunks_of(first + lane);
                         if (LANES == 1 && !used) continue;
-                        if (JOB::BULK && thread >= 32) continue;
                         barrier_wait(empty + stage, parity ^ 1);
                         u8* here = tiles + stage * STAGE;
                         if (thread == 0 && !JOB::GATHERED) {
                             if (used) {
-                                barrier_expect(full + stage, ROWS * 128 + sender.bytes());
+                                barrier_expect(full + stage, ROWS * 128);
 #pragma unroll
                                 for (int i = 0; i < BLOCKS / IN_CLUSTER; ++i) {
                                     int part = (rank + i) * SHARE;
@@ -122,32 +120,25 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                                 barrier_arrive(full + stage);
                             }
                         }
-                        if constexpr (JOB::BULK) {
-                            lanes_meet();
-                            if (used) sender.send(here + ROWS * 128, chunk, full + stage);
-                        } else {
-                            if (used) {
-                                if constexpr (JOB::GATHERED) {
+                        if (used) {
+                            if constexpr (JOB::GATHERED) {
 #pragma unroll
-                                    for (int i = 0; i < (ROWS + 15) / 16; ++i)
-                                        if (top + (thread >> 3) + 16 * i < work.rows)
-                                            copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (i64)(lines[i] + chunk * 8u) * 16);
-                                }
-                                sender.send(here + ROWS * 128, chunk);
+                                for (int i = 0; i < (ROWS + 15) / 16; ++i)
+                                    if (top + (thread >> 3) + 16 * i < work.rows)
+                                        copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (i64)(lines[i] + chunk * 8u) * 16);
                             }
-                            copies_close();
-                            if (++sent > AHEAD) {
-                                copies_wait<AHEAD>();
-                                announce();
-                            }
+                            sender.send(here + ROWS * 128, chunk);
+                        }
+                        copies_close();
+                        if (++sent > AHEAD) {
+                            copies_wait<AHEAD>();
+                            announce();
                         }
                         if (++stage == stages) stage = 0, parity ^= 1;
                     }
         }
-        if (!JOB::BULK) {
-            copies_wait<0>();
-            for (int left = sent < AHEAD ? sent : AHEAD; left > 0; --left) announce();
-        }
+        copies_wait<0>();
+        for (int left = sent < AHEAD ? sent : AHEAD; left > 0; --left) announce();
     } else {
         if constexpr (TEAMS == 1) registers_up<240>();
         else if constexpr (TEAMS == 2) registers_up<JOB::GATHERED ? 224 : 232>();

@@ -7,32 +7,11 @@
 #if VT_TILES
 
 // Formats. Of 64 columns x 64 k, thread i of 128 copies 16 bytes, `from` to `to`. ZERO_BYTES: of zero points, of 64 columns
-// and a group. PIECES in which words lie side by side, or 0 where they are too small for the copy engine. `column` is the one of 64 that is row 16 warp + g + 8 h of the left operand. `codes`: registers of the four
-// products of a warp, whose masked bits are codes; `scale`: where a scale lies among 64; `zero`: a zero point or, ZEROS_ADDED, what is added to the product.
-struct MacheteTiles {
-    static constexpr int ZERO_BYTES = 128, PIECES = 1;
-    static constexpr bool ZEROS_ADDED = true;
-    static VT_MEMBER i64 from(i64 n, i64, int i) { return n / 128 * 4096 + (n & 64) * 32 + i * 16; }
-    static VT_MEMBER int to(int i) { return i * 16; }
-    static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
-    static VT_MEMBER int scale(int warp, int g, int h, int order) { return column(warp, g, h, order); }
-    static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* words, int warp, int lane) {
-        uint4 q = words_at(words, warp * 512 + lane * 16);
-        const unsigned w[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-        for (int s = 0; s < 4; ++s)
-#pragma unroll
-            for (int r = 0; r < 4; ++r) raw[s][r] = w[s] >> 4 * r;
-    }
-    static VT_MEMBER unsigned zero(const char* zeros, int warp, int g, int h) {
-        return *(const unsigned short*)(zeros + 2 * (16 * warp + 8 * h + g)) * 0x10001u;
-    }
-};
-
+// and a group. `column` is the one of 64 that is row 16 warp + g + 8 h of the left operand. `codes`: registers of the four
+// products of a warp, whose masked bits are codes; `scale`: where a scale lies among 64; `zero`: a zero point.
 // Words along K, of codes in sequence or, else, as exllama shuffles them.
 template <bool SEQUENCE> struct GptqRows {
-    static constexpr int ZERO_BYTES = 32, PIECES = 8;
-    static constexpr bool ZEROS_ADDED = false;
+    static constexpr int ZERO_BYTES = 32;
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return (i / 16 * columns + n) * 4 + i % 16 * 16; }
     static VT_MEMBER int to(int i) { return i * 16; }
     static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 2 * g + h; }
@@ -58,8 +37,7 @@ template <bool SEQUENCE> struct GptqRows {
 
 // Words along N; `order` is 1 for AWQ's interleaved places, 0 for places in sequence.
 struct AwqRows {
-    static constexpr int ZERO_BYTES = 32, PIECES = 0;
-    static constexpr bool ZEROS_ADDED = false;
+    static constexpr int ZERO_BYTES = 32;
     static VT_MEMBER int row(int k) { return AwqWords::row(k); }
     static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return (i / 2 * columns + n) / 2 + i % 2 * 16; }
     static VT_MEMBER int to(int i) { return row(i / 2) + i % 2 * 16; }
@@ -91,71 +69,22 @@ struct AwqRows {
     }
 };
 
-// Marlin's words, scales and zero points.
-struct MarlinTiles {
-    static constexpr int ZERO_BYTES = 32, PIECES = 4;
-    static constexpr bool ZEROS_ADDED = false;
-    static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return n * 8 + i / 32 * columns * 8 + i % 32 * 16; }
-    static VT_MEMBER int to(int i) { return i * 16; }
-    static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
-    static VT_MEMBER int scale(int warp, int g, int h, int) { return 8 * g + 2 * warp + h; }
-    static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* words, int warp, int lane) {
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-            unsigned w = word_at(words, s * 512 + lane * 16 + warp * 4);
-            raw[s][0] = w, raw[s][1] = w >> 8, raw[s][2] = w >> 4, raw[s][3] = w >> 12;
-        }
-    }
-    static VT_MEMBER unsigned zero(const char* zeros, int warp, int g, int h) { return word_at(zeros, 4 * g) >> 4 * (warp + 4 * h) & 15u; }
-};
-
 // Words of a format F, scales and zero points, of groups of whole stages of 64 k.
 template <int KIND, class F> struct W4a16Job {
     typedef Pairs<KIND> P;
     static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES, STRIDED = 0, RUN = 1;
-    static constexpr bool GATHERED = false, BULK = F::PIECES > 0;
+    static constexpr bool GATHERED = false;
     const char *words, *scales, *zeros;
     i64 columns;
     int chunks_a_group, zero, order;
-    unsigned mask, scale[2], minus[2], plus[2];
+    unsigned mask, scale[2], minus[2];
 
-    // Lanes below 16 have the words of groups of columns piece by piece, lane 16 + c the scales of group c, 24 + c its zero
-    // points.
-    template <int GROUPS> struct BulkSender {
-        const char* from;
-        i64 step;
-        int to, size, chunks_a_group, all;
-        unsigned reciprocal;
-        VT_MEMBER int bytes() const { return all; }
-        VT_MEMBER void send(u8* here, int chunk, u64* barrier) const {
-            if (size == 0) return;
-            int group = chunks_a_group > 1 ? (int)((u64)reciprocal * (unsigned)chunk >> 32) : chunk;
-            load_bytes(here + to, from + group * step, barrier, size);
-        }
-    };
-    template <int GROUPS, class C> VT_MEMBER BulkSender<GROUPS> bulk_sender(int thread, C column_of) const {
-        static_assert(F::PIECES * GROUPS <= 16, "");
-        BulkSender<GROUPS> s;
-        bool of_words = thread < 16, of_scales = thread < 24;
-        int c = of_words ? thread / F::PIECES : thread & 7, piece = thread % F::PIECES;
-        bool mine = thread < 32 && c < GROUPS && (of_scales || zeros != nullptr);
-        i64 n = column_of(c < GROUPS ? c : 0);
-        s.from = of_words ? words + F::from(n, columns, piece * (128 / F::PIECES)) : of_scales ? scales + n * 2 : zeros + n * F::ZERO_BYTES / COLUMNS;
-        s.step = of_words ? columns * (CHUNK / 2) : of_scales ? columns * 2 : columns * F::ZERO_BYTES / COLUMNS;
-        s.to = c * OWN + (of_words ? piece * (2048 / F::PIECES) : of_scales ? 2048 : 2048 + 128);
-        s.size = !mine ? 0 : of_words ? 2048 / F::PIECES : of_scales ? 128 : F::ZERO_BYTES;
-        s.chunks_a_group = of_words ? 1 : chunks_a_group;
-        s.reciprocal = s.chunks_a_group > 1 ? 0xffffffffu / (unsigned)s.chunks_a_group + 1 : 0;
-        s.all = GROUPS * (2048 + 128 + (zeros != nullptr ? F::ZERO_BYTES : 0));
-        return s;
-    }
     // A thread has 16 bytes of the words of each group of columns, and 16 of scales or zero points of one.
     template <int GROUPS> struct Sender {
         const char *line[GROUPS], *beside;
         i64 step, beside_step;
         int to, beside_to, chunks_a_group;
         unsigned reciprocal;
-        VT_MEMBER int bytes() const { return 0; }
         VT_MEMBER void send(u8* here, int chunk) const {
 #pragma unroll
             for (int c = 0; c < GROUPS; ++c) copy_async(here + c * OWN + to, line[c] + chunk * step);
@@ -165,11 +94,7 @@ template <int KIND, class F> struct W4a16Job {
             }
         }
     };
-    template <int GROUPS, class C> VT_MEMBER auto sender(int thread, C column_of) const {
-        if constexpr (BULK) return bulk_sender<GROUPS>(thread, column_of);
-        else return copy_sender<GROUPS>(thread, column_of);
-    }
-    template <int GROUPS, class C> VT_MEMBER Sender<GROUPS> copy_sender(int thread, C column_of) const {
+    template <int GROUPS, class C> VT_MEMBER Sender<GROUPS> sender(int thread, C column_of) const {
         Sender<GROUPS> s;
         s.step = columns * (CHUNK / 2), s.to = F::to(thread), s.chunks_a_group = chunks_a_group;
         s.reciprocal = chunks_a_group > 1 ? 0xffffffffu / (unsigned)chunks_a_group + 1 : 0;
@@ -191,7 +116,6 @@ template <int KIND, class F> struct W4a16Job {
     }
     VT_MEMBER void begin(i64, int, int) {
         minus[0] = minus[1] = P::MINUS_BASE + (unsigned)zero * 0x10001u;
-        plus[0] = plus[1] = P::MINUS_ZERO;
     }
     // The warp's 16 columns x 64 k, each weight rounded as w4a16.cuh has it.
     VT_MEMBER void unpack(unsigned (&a)[4][4], const char* mine, int warp, int lane) {
@@ -199,17 +123,14 @@ template <int KIND, class F> struct W4a16Job {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             scale[h] = *(const unsigned short*)(mine + 2048 + 2 * F::scale(warp, lane >> 2, h, order)) * 0x10001u;
-            if (zeros != nullptr) {
-                unsigned z = F::zero(mine + 2048 + 128, warp, lane >> 2, h);
-                if (F::ZEROS_ADDED) plus[h] = z;
-                else minus[h] = P::MINUS_BASE + (z + (unsigned)zero) * 0x10001u;
-            }
+            if (zeros != nullptr)
+                minus[h] = P::MINUS_BASE + (F::zero(mine + 2048 + 128, warp, lane >> 2, h) + (unsigned)zero) * 0x10001u;
         }
 #pragma unroll
         for (int s = 0; s < 4; ++s)
 #pragma unroll
             for (int r = 0; r < 4; ++r)
-                a[s][r] = fma_pair<KIND>(fma_pair<KIND>((a[s][r] & mask) | P::BASE, P::ONE, minus[r & 1]), scale[r & 1], plus[r & 1]);
+                a[s][r] = fma_pair<KIND>(fma_pair<KIND>((a[s][r] & mask) | P::BASE, P::ONE, minus[r & 1]), scale[r & 1], P::MINUS_ZERO);
     }
     template <int SUMS> VT_MEMBER void multiply(float (&sums)[SUMS], const unsigned (&a)[4], u64 rows) const {
         multiply_registers<KIND>(sums, a, rows, 1);
@@ -239,9 +160,9 @@ VT_FN void w4a16_loaded(const TensorMap& rows_map, i64 rows, i64 columns, i64 de
 
 // Kernels of a format in the forms of device/packed_loaded.py.
 #define W4A16_LOADED_KERNELS(NAME, FORMAT, KIND)                \
-    W4A16_LOADED(NAME##_64_1_2_2, FORMAT, KIND, 64, 1, 2, 2)    \
-    W4A16_LOADED(NAME##_128_1_2_2, FORMAT, KIND, 128, 1, 2, 2)  \
-    W4A16_LOADED(NAME##_128_2_1_2, FORMAT, KIND, 128, 2, 1, 2)
+    W4A16_LOADED(NAME##_64_1_1_1, FORMAT, KIND, 64, 1, 1, 1)    \
+    W4A16_LOADED(NAME##_128_1_1_1, FORMAT, KIND, 128, 1, 1, 1)  \
+    W4A16_LOADED(NAME##_128_2_1_1, FORMAT, KIND, 128, 2, 1, 1)
 
 #define W4A16_LOADED(NAME, FORMAT, KIND, ROWS, GROUPS, LANES, BLOCKS)                                                     \
     extern "C" __global__ void CLUSTER_DIMS(BLOCKS) __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                      \
