@@ -12,6 +12,7 @@
 #pragma once
 #include "e4m3.cuh"
 #include "fast.cuh"
+#include "fp8_scales.cuh"
 #include "rows.cuh"
 #include "tree.cuh"
 
@@ -45,6 +46,19 @@ VT_FN float max_of_block(float x, float* warps) {
     return x;
 }
 
+// The largest |x| that is a number; numbers from 0 on order like their bits.
+template <int V> VT_FN unsigned size_of(const float (&x)[V], unsigned top, bool inside) {
+    return inside ? larger(top, largest_of(x, false)) : top;
+}
+template <int LANES, int V> VT_FN float group_size(const float (&x)[V], bool inside) {
+    return vt_float((int)largest_of_lanes(size_of(x, 0u, inside), LANES));
+}
+
+// Codes of e4m3 see no difference to x / scale (fp8_scales.cuh).
+template <int V> VT_FN void quotients(float (&q)[V], const float (&x)[V], float scale) {
+    Divisor(scale, largest_of(x, false), false).divide(q, x);
+}
+
 template <int V> VT_FN float max_of(const float (&x)[V], float start, bool inside) {
     if (inside)
         EACH(j, V) start = vt_maximum(start, x[j]);
@@ -61,14 +75,20 @@ template <int V_, int TURNS_> struct MapFrame {
     static constexpr bool EARLY = true;
     i64 row;
     Place places[TURNS];
+    unsigned across;
 
-    VT_MEMBER MapFrame(i64 rows, i64 width, i64 chunks) {
+    VT_MEMBER MapFrame(i64 rows, i64 width, i64 chunks) : across((unsigned)chunks) {
         EACH(t, TURNS) places[t] = place<V>(rows, width, chunks, TURNS, t);
         row = places[0].row;
     }
     VT_MEMBER bool inside(int t) const { return places[t].inside; }
     VT_MEMBER i64 at(int t) const { return places[t].column; }
+    VT_MEMBER i64 blocks(i64 rows) const { return (rows + blockDim.y - 1) / blockDim.y * across; }
 };
+
+// This thread's number among all of the grid, and theirs.
+VT_FN i64 grid_thread() { return ((i64)blockIdx.x * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }
+VT_FN i64 grid_threads(i64 blocks) { return blocks * blockDim.x * blockDim.y; }
 
 struct LanesFrame {
     static constexpr int V = 8, TURNS = 1;
@@ -91,6 +111,13 @@ struct LanesFrame {
     }
     VT_MEMBER float max(const float (&x)[1][8], float start, int) const {
         return max_of_lanes(max_of(x[0], start, present), lanes);
+    }
+    VT_MEMBER float size(const float (&x)[1][8], int) const {
+        return vt_float((int)largest_of_lanes(size_of(x[0], 0u, present), lanes));
+    }
+    VT_MEMBER i64 blocks(i64 rows) const {
+        i64 each = blockDim.x / lanes;
+        return (rows + each - 1) / each;
     }
 };
 
@@ -115,6 +142,12 @@ template <int TURNS_, bool EARLY_> struct BlockFrame {
         EACH(t, TURNS) start = max_of(x[t], start, inside(t));
         return max_of_block(start, warps + 8 * number);
     }
+    VT_MEMBER float size(const float (&x)[TURNS][8], int number) const {
+        unsigned top = 0;
+        EACH(t, TURNS) top = size_of(x[t], top, inside(t));
+        return vt_float((int)largest_of_block(top, (unsigned*)warps + 8 * number));
+    }
+    VT_MEMBER i64 blocks(i64 rows) const { return rows; }
 };
 
 // work(at) for each of a thread's elements of a row of any width, in the order of its partial sum.

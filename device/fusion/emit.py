@@ -55,7 +55,7 @@ def source(recipe: Recipe, programs: Mapping[tuple[str, ...], Program]) -> str:
     lines += [f"//   {', '.join(one.to)} = {one.op}({', '.join(one.slots().values())})" for one in recipe.steps]
     lines.append('#include "chain.cuh"')
     if any(target.dtype == E2M1 for program in programs.values() for target in program.targets):
-        lines.append('#include "chain_fp4.cuh"')
+        lines.append('#include "fp4.cuh"')
     for dtypes, program in programs.items():
         lines += ["", *_Printer(recipe.name, tag(dtypes), program).lines()]
     return "\n".join(lines) + "\n"
@@ -174,6 +174,11 @@ class _Printer:
 
     def _statement(self, number: int, inside: str) -> str | None:
         node, held, raw = self.nodes[number], self.held(number), f"r{number}{self.where}"
+        if number in self.stages.quotients:
+            x, scale = self.stages.quotients[number]
+            return f"quotients({held}, {self.held(x)}, {self.ref(scale)});"
+        if node.op == "group_max" and number in self.stages.passing_nan:
+            return f"{held} = group_size<{node.data[0] // 8}>({self.held(self.stages.passing_nan[number])}, {inside});"
         if node.op == "group_max":
             size, start = node.data
             first = literal(float.fromhex(start))
@@ -198,7 +203,7 @@ class _Printer:
         if target.extent == GROUP and target.dtype == E4M3:
             tiled = "true" if target.tiled else "false"
             where = f"rows, row, width / {group}, {at} / {group}"
-            return f"store_chain_scale<{tiled}>({codes}, {where}, e4m3_code({self.ref(node)}));"
+            return f"store_scale<{tiled}, i64>({codes}, {where}, e4m3_code({self.ref(node)}));"
         if target.extent != ELEMENT:
             place = "row" if target.extent == ROW else f"row * (width / {group}) + {at} / {group}"
             return f"store_one({out}, {place}, {self.ref(node)}, {FLOATS[target.dtype]});"
@@ -234,6 +239,10 @@ class _Printer:
         yield from self._turns(self._loads([n for n in loads if n not in columns]))
         if columns:
             yield from self._turns(["        if constexpr (F::EARLY) {", *self._loads(columns, "    "), "        }"])
+        for target in self.program.targets:
+            if target.tiled:
+                where = f"rows, width / {self.program.group}, grid_thread(), grid_threads(frame.blocks(rows))"
+                yield f"    fill_tiles((unsigned char*)out_{target.slot}, {where});"
         for stage in range(max(self.stages.stage) + 1):
             yield from self.scalars(stage, self._reduced)
             own = [n for n in numbers if self.stages.when(n) == stage]
@@ -259,6 +268,9 @@ class _Printer:
 
     def _reduced(self, number: int) -> str:
         node, slot = self.nodes[number], self.program.reductions.index(number)
+        if number in self.stages.passing_nan:
+            what = self.held(self.stages.passing_nan[number]).removesuffix(self.where)
+            return f"frame.size({what}, {slot})"
         what = self.held(node.args[0]).removesuffix(self.where)
         return f"frame.sum({what}, {slot})" if node.op == "sum" else (
             f"frame.max({what}, {literal(float.fromhex(node.data))}, {slot})"
@@ -281,7 +293,12 @@ class _Printer:
                 yield f"    if (threadIdx.x == 0) {self.store(target, '0')}"
 
     def _long_reduction(self, number: int) -> Iterator[str]:
-        node = self.nodes[number]
+        node, inner = self.nodes[number], self.stages.passing_nan.get(number)
+        if inner is not None:
+            yield f"    float p{number} = 0.0f;"
+            term = f"vt_abs({self.held(inner)}[0])"
+            yield from self._long_loop([inner], lambda: [f"p{number} = fmaxf(p{number}, {term});"])
+            return
         term = f"{self.held(node.args[0])}[0]"
         start = "0.0f" if node.op == "sum" else literal(float.fromhex(node.data))
         step = f"p{number} += {term};" if node.op == "sum" else f"p{number} = vt_maximum(p{number}, {term});"
