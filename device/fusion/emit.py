@@ -32,8 +32,14 @@ def tag(dtypes: tuple[str, ...]) -> str:
 def variants(program: Program) -> tuple[str, ...]:
     """How a program's kernels share rows (chain.cuh). Groups need threads that hold eight neighbours."""
     if program.reductions:
-        return ("rows", "block1", "few4", "block4") + (() if program.group else ("long",))
+        half = ("half5",) if halves(program) else ()
+        return ("rows", "block1", "few4", "block4", *half) + (() if program.group else ("long",))
     return ("v8",) if program.group else ("v8", "v1")
+
+
+def halves(program: Program) -> bool:
+    """Whether a row's numbers are more than a sum: then few threads to a row serve many rows best."""
+    return bool(program.group) or len(program.reductions) > 1
 
 
 def depth(program: Program) -> int:
@@ -87,6 +93,7 @@ class _Printer:
         frames = {
             "rows": (128, "LanesFrame(rows, width, (int)shape)"), "block1": (256, "BlockFrame<1, true>(width, warps)"),
             "few4": (256, "BlockFrame<4, true>(width, warps)"), "block4": (256, "BlockFrame<4, false>(width, warps)"),
+            "half5": ("128, 1", "HalfFrame<5, false>(width, warps)"),
             "v8": (256, f"MapFrame<8, {turns}>(rows, width, shape)"),
             "v1": (256, f"MapFrame<1, {turns}>(rows, width, shape)"), "long": (256, ""),
         }  # fmt: skip
@@ -94,7 +101,7 @@ class _Printer:
             threads, frame = frames[variant]
             yield ""
             yield f'extern "C" __global__ void __launch_bounds__({threads}) {self.name}_{variant}({parameters}) {{'
-            if variant in ("block1", "few4", "block4", "long"):
+            if variant in ("block1", "few4", "block4", "half5", "long"):
                 yield f"    __shared__ float warps[{8 * count}];"
             if variant == "long":
                 yield from self._long()
@@ -125,6 +132,8 @@ class _Printer:
     def expression(self, number: int) -> str:
         node = self.nodes[number]
         args = [self.ref(a) for a in node.args]
+        if node.op == "div" and self.nodes[node.args[1]].op == "count":
+            return f"mean_of({args[0]}, {args[1]})"
         if node.op in _INFIX:
             return f"{args[0]} {_INFIX[node.op]} {args[1]}"
         if node.op == "where":
@@ -176,7 +185,8 @@ class _Printer:
         node, held, raw = self.nodes[number], self.held(number), f"r{number}{self.where}"
         if number in self.stages.quotients:
             x, scale = self.stages.quotients[number]
-            return f"quotients({held}, {self.held(x)}, {self.ref(scale)});"
+            brain = "bf16_" if self.stages.is_brain(x) and self.stages.is_floored(scale) else ""
+            return f"{brain}quotients({held}, {self.held(x)}, {self.ref(scale)});"
         if node.op == "group_max" and number in self.stages.passing_nan:
             return f"{held} = group_size<{node.data[0] // 8}>({self.held(self.stages.passing_nan[number])}, {inside});"
         if node.op == "group_max":
@@ -193,7 +203,7 @@ class _Printer:
         if number in self.stages.gated:
             act, gate, factor, kind, _ = self.stages.gated[number]
             silu = "true" if act == "silu" else "false"
-            return f"gate_products<{silu}>({held}, {self.held(gate)}, {self.held(factor)}, {kind}, BF16);"
+            return f"gated<{silu}>({held}, {self.held(gate)}, {self.held(factor)}, {kind});"
         return None
 
     def store(self, target: Target, at: str) -> str:
@@ -333,4 +343,4 @@ def _macro(name: str, parts: list[str]) -> Iterator[str]:
     yield line
 
 
-__all__ = ["depth", "literal", "source", "tag", "variants"]
+__all__ = ["depth", "halves", "literal", "source", "tag", "variants"]

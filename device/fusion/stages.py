@@ -108,6 +108,32 @@ class Stages:
                 found[number] = node.args[0], node.args[1]
         return found
 
+    def is_brain(self, number: int) -> bool:
+        """Whether a node's elements are bfloat16: loaded, or rounded, as such."""
+        node = self.nodes[number]
+        if node.op == "load":
+            return any(source.name == node.data[0] and source.dtype == "bfloat16" for source in self.program.sources)
+        return node.op == "round" and node.data == "bfloat16"
+
+    def is_floored(self, number: int) -> bool:
+        """Whether a node is NaN, or no less than some usual number (bf16_quotients.cuh)."""
+        return 2.0**-60 < self._floor(number) < 2.0**60
+
+    def _floor(self, number: int) -> float:
+        """What a node is not below, where it is the larger of two, by a number; 0 where nothing is known."""
+        node = self.nodes[number]
+        if node.op == "round" and node.data == "float32":
+            return self._floor(node.args[0])
+        value = self._constant(number)
+        if value is not None:
+            return max(value, 0.0)
+        if node.op == "maximum":
+            return max(self._floor(a) for a in node.args)
+        if node.op in ("div", "mul") and (by := self._constant(node.args[1])) is not None and by > 0:
+            least = self._floor(node.args[0])
+            return least / by if node.op == "div" else least * by
+        return 0.0
+
     @cached_property
     def hidden(self) -> frozenset[int]:
         """Nodes that are no variable: numbers, comparisons, roundings to float32, acts inside of their product."""
