@@ -22,12 +22,28 @@ from .kv_rows import (
     start_teams,
 )
 from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start
+from .units import unit_of
 
 _FAMILY = "kv_quant_heads"
 _WARP, _DEEP = 32, 2
 """Lanes that may share a head, and vectors of each where they are of aligned bfloat16."""
+_SIXTEEN, _SIXTEEN_BLOCK = 16, 64
+"""Elements of a head a thread, and threads of a block, as the kernels know."""
 _FOUR = 4 * VECTOR
 """Elements that a lane of rht_four holds."""
+
+
+def _sixteens(key, value, caches, room: int) -> int:
+    """Lanes of sixteen elements to a head, a power of two: where key and value are alike, aligned bfloat16, and codes
+    may be stored by words; else 0."""
+    lanes, width = key.shape[2] // _SIXTEEN, key.shape[2]
+    fits = (
+        key.shape == value.shape and width % _SIXTEEN == 0 and lanes in (1, 2, 4, 8, 16, 32)
+        and max(2 * key.shape[0] * key.shape[1] * lanes, room) < 2**31
+        and all(kind(x) == KINDS["bfloat16"] and aligned(x, width) for x in (key, value))
+        and all(unit_of((cache,), cache.strides[:3]) >= 4 for cache in caches)
+    )  # fmt: skip
+    return lanes if fits else 0
 
 
 def write_heads(op, family, kernel, key, value, caches, scales, slots, int8, out) -> None:
@@ -39,6 +55,15 @@ def write_heads(op, family, kernel, key, value, caches, scales, slots, int8, out
     if not rows * room:
         return
     sides = [side(cache, scale) for cache, scale in zip(caches, scales)]
+    lanes = _sixteens(key, value, caches, room) if kernel == "heads" else 0
+    if lanes:
+        half = -(-rows * lanes // _SIXTEEN_BLOCK)
+        args = [
+            rows * lanes, half, *division(count), *heads(key), *heads(value), *sides[0], *sides[1], *division(size),
+            slots, room, lanes.bit_length() - 1,
+        ]  # fmt: skip
+        name = f"{kernel}_sixteen_{'int8' if int8 else 'e4m3'}"
+        return start(op, family, name, 2 * half, (_SIXTEEN_BLOCK, 1), args)
     args = [
         rows, *division(count), *heads(key), *heads(value), *sides[0], *sides[1], kind(key), int(int8), slots, size,
         room,

@@ -40,11 +40,17 @@ from .quant_fp8 import (
 from .scratch import scratch
 
 _GEMMA, _NATIVE = 1, 2
-_DEPTH, _GROUP_DEPTH = 2, 2
-_BLOCK5, _BLOCK_GROUP = 5120, 64
+_DEPTH, _GROUP_DEPTH, _KEPT_DEPTH = 2, 2, 4
+_WARP, _BLOCK5, _BLOCK_GROUP = 32, 5120, 64
 """The longest row of the block5 kernels; the least group of those with a block a row."""
+_INT8, _SHIFT, _LEAST_SHIFT = 6, 7, 4
+"""Where a kernel's own arguments say that codes are of int8, and how wide groups are; the least that block5 takes."""
 _BLOCK = 64
 """Threads of a block of SiLU, as silu_group_bf16_deep knows: small ones share a multiprocessor well."""
+_KEPT_BLOCK = 32
+"""And of one of silu_group_kept_bf16_deep."""
+_FOUR, _FEW_GROUPS, _FEW_BLOCK = 4, 1 << 14, 128
+"""Elements a lane of silu_group_few, the vectors under which it is taken, and its blocks' threads."""
 _FEW_ELEMENTS = 1 << 16
 """Under this an element a thread and access: it is the functions' own latency that takes the time."""
 _DYNAMIC_NORM = {"vt": "vt", "vllm": "vllm_native", "vllm_native": "vllm_native"}
@@ -72,12 +78,14 @@ def _normed(op, mode, x, weight, residual, eps, flags, codes, residual_out, extr
     if rows:
         args = [rows, width, x, stride, weight, residual, residual_stride, residual_out, np.float32(eps), flags, *extra]
         kernel = f"{mode}_{'alone' if residual is None else 'add'}"
-        form, team = "few4", TEAM
-        if rows > FEW_ROWS and residual is not None:
-            form = "block4"
-        elif rows > FEW_ROWS and width <= _BLOCK5:
-            form, team = "block5", 128
-        start_rows(op, "norm_quant", kernel, rows, width, args, form, team)
+        fits = VECTOR * _WARP < width <= _BLOCK5 and not extra[_INT8]
+        if mode == "group":
+            fits = fits and extra[_SHIFT] >= _LEAST_SHIFT
+        if rows > FEW_ROWS and residual is None and fits:
+            start(op, "norm_quant", f"{kernel}_block5", rows, (128, 1), args)
+        else:
+            form = "block4" if rows > FEW_ROWS and residual is not None else "few4"
+            start_rows(op, "norm_quant", kernel, rows, width, args, form, TEAM)
     return True
 
 
@@ -207,16 +215,19 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
     count = rows * half // VECTOR
     whole = half % group_size == 0 and fits_lanes(group_size) and count < 2**31
     if whole and whole_vectors(half, target, (x, 2 * half)):
-        brain, many = kind(x) == KINDS["bfloat16"], count >= FEW_VECTORS
-        kernel, depth = "silu_group_v8", 1
-        if brain and rounding == "vllm":
-            kernel = "silu_group_kept_bf16"
-        elif brain and many and group_size >= _GROUP_DEPTH * VECTOR:
-            kernel, depth = "silu_group_bf16_deep", _GROUP_DEPTH
-        elif brain and not many:
-            kernel = "silu_group_bf16"
-        args += [lane_shift(group_size), *divider(half // VECTOR)]
-        start(op, "norm_quant", kernel, -(-count // (_BLOCK * depth)), (_BLOCK, 1), args)
+        kernel, depth, block = "silu_group_v8", 1, _BLOCK
+        if kind(x) == KINDS["bfloat16"]:
+            kernel = "silu_group_kept_bf16" if rounding == "vllm" else "silu_group_bf16"
+            deep = _KEPT_DEPTH if rounding == "vllm" else _GROUP_DEPTH
+            if count >= FEW_VECTORS and group_size >= deep * VECTOR:
+                kernel, depth = f"{kernel}_deep", deep
+                block = _KEPT_BLOCK if rounding == "vllm" else _BLOCK
+        if count < _FEW_GROUPS and kind(x) == KINDS["bfloat16"] and group_size <= _FOUR * _WARP:
+            args += [lane_shift(group_size) + 1, *divider(half // _FOUR)]
+            start(op, "norm_quant", "silu_group_few", -(-2 * count // _FEW_BLOCK), (_FEW_BLOCK, 1), args)
+        else:
+            args += [lane_shift(group_size), *divider(half // VECTOR)]
+            start(op, "norm_quant", kernel, -(-count // (block * depth)), (block, 1), args)
     else:
         start_warps(op, "norm_quant", "silu_group_any", rows, half, group_size, args)
     return target, scale

@@ -26,7 +26,9 @@ RULES = {"cuda": 0, "cpu": 1, "triton_token": 2}
 """Whose roundings, as the kernels number them."""
 _FAMILY = "quant_int8"
 _CODES, _AZP = np.dtype(np.int8), np.dtype(np.int32)
-_STATIC_DEPTH, _TOKEN_DEPTH, _GROUP_DEPTH = 2, 4, 4
+_STATIC_DEPTH, _FEW_DEPTH, _TOKEN_DEPTH, _GROUP_DEPTH = 2, 2, 4, 4
+_FLAT_BLOCK = 128
+"""Threads of a block of rows that follow each other, as the kernels know."""
 
 
 @providers.provider("static_scaled_int8_quant", "cuda", PROVIDER)
@@ -37,9 +39,14 @@ def static_scaled_int8_quant(x, scale, *, azp=None, rounding="cuda", out=None):
     x, rows, stride = as_rows(op, "x", x)
     wide = whole_vectors(x.shape[-1], target, (x, stride))
     rows, width, stride = flat(x, rows, stride)
-    kernel = "int8_static_bf16" if wide and kind(x) == KINDS["bfloat16"] else "int8_static"
-    args = [x, stride, kind(x), scale, azp, target, RULES[rounding]]
-    map_rows(op, _FAMILY, kernel, rows, width, wide, args, _STATIC_DEPTH)
+    count = width // VECTOR
+    if rows == 1 and wide and 0 < count < 2**31 and kind(x) == KINDS["bfloat16"] and rounding == "cuda":
+        kernel, zero = ("int8_static_flat", []) if azp is None else ("int8_azp_flat", [azp])
+        grid = -(-count // (_FLAT_BLOCK * _STATIC_DEPTH))
+        start(op, _FAMILY, kernel, grid, (_FLAT_BLOCK, 1), [count, x, scale, *zero, target])
+    else:
+        args = [x, stride, kind(x), scale, azp, target, RULES[rounding]]
+        map_rows(op, _FAMILY, "int8_static", rows, width, wide, args, _STATIC_DEPTH)
     return target
 
 
@@ -57,7 +64,7 @@ def dynamic_scaled_int8_quant(x, *, symmetric=True, rounding="cuda", out=None):
     if not wide or not 0 < width <= LONGEST or kind(x) != KINDS["bfloat16"]:
         start(op, _FAMILY, f"{kernel}_v{VECTOR if wide else 1}", rows, (TEAM, 1), args)
     else:
-        threads = lanes if rows <= FEW_ROWS else -(-lanes // _TOKEN_DEPTH)
+        threads = -(-lanes // (_FEW_DEPTH if rows <= FEW_ROWS else _TOKEN_DEPTH))
         start_rows(op, _FAMILY, kernel, rows, width, args, "block", -(-threads // 32) * 32)
     return (target, scale, *azp)
 

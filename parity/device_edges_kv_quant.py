@@ -72,6 +72,8 @@ EDGES: dict[str, list[dict]] = {
               (8, 8, "float32", "uint8"), (80, 80, "float32", "int8"), (264, 512, "bfloat16", "int8"),
               (5, 16, "bfloat16", "uint8"), (0, 8, "bfloat16", "int8"))),
         _written(3, 64, T=200, NB=60, key="bfloat16"), _written(0, 8, T=2),
+        *(_written(3, D, T=70, NB=20, key="bfloat16", key_cache=cache)
+          for D, cache in ((16, "int8"), (128, "uint8"), (512, "int8"))),
         {"T": 2, "H": 1, "D": 8, "Dv": 8, "NB": 0, "BS": 2, "S": 0},
     ],
     "dequantize_kv_heads": [

@@ -44,6 +44,7 @@ def _near_ties(largest: float) -> np.ndarray:
     return np.append(row, np.zeros(-len(row) % 8, np.float32))
 
 
+_BF16 = ml_dtypes.bfloat16
 _16, _F16, _F32 = ({"x": kind, "weight": kind} for kind in ("bfloat16", "float16", "float32"))
 _HALVES = np.tile(np.float32(224 * 2.0**-149) * np.arange(1, 17, 2, np.float32)[:, None], 8)
 """Their 448th part lies halfway between two subnormal numbers."""
@@ -62,6 +63,35 @@ _NORMS = [
     *({"...": (3,), "H": 520, **_16, "residual": "bfloat16", "rounding": r} for r in ("vllm",)),
     {"...": (70,), "H": 72, **_16, "rounding": "vllm"},
 ]  # fmt: skip
+
+
+def _gates(*shape: int) -> np.ndarray:
+    """Bfloat16 whose gates make e^-x of any size, among them none of a float32's, beside large and small factors."""
+    x = _RNG.standard_normal(shape) * np.exp2(_RNG.integers(-3, 6, shape))
+    half = shape[-1] // 2
+    for value, step in ((-86.5, 61), (-88, 67), (-95, 71), (90, 73), (np.nan, 1999), (np.inf, 2003), (-np.inf, 2011)):
+        gates = x[:, :half].ravel()
+        gates[step // 2 :: step] = value
+        x[:, :half] = gates.reshape(-1, half)
+    x[::7, half:] *= 1e30
+    x[3::7, half:] *= 1e-30
+    x[5], x[6] = x[5, 1], 0
+    x[8, half:], x[9, half:] = 1e37, -0.0
+    x[10, :half], x[10, half:] = np.linspace(-87, -98, half), 1e37
+    return x.astype(_BF16)
+
+
+def _two_partials() -> dict:
+    """Rows whose squares sum to 2^21, for a root of 1/32, in the tree's order alone.
+
+    Small ones, in the second half, would vanish beside the large ones of the first. 11.25 * 9 / 32 lies halfway between
+    two bfloat16, and those on two sides of halfway between two codes.
+    """
+    x = np.full(2048, 2.0**-6)
+    x[:1024] = np.tile([127.5, 11.25, 34 / 32, 7 / 32, 3 / 32, 0, 0, 0], 128)
+    weight = np.where(x == 127.5, 9.375, 9)
+    x = np.tile(x, (*_HEIGHT, 1))
+    return {"...": _HEIGHT, "H": 2048, "x": x.astype(_BF16), "weight": weight.astype(_BF16), "eps": 0.0}
 
 
 def _steps_of_fp4(largest: float, kind=np.float32) -> np.ndarray:
@@ -167,6 +197,7 @@ EDGES: dict[str, list[dict]] = {
         *_NORMS, {"...": (3,), "H": 264, **_16, "gemma": True},
         {"...": (3,), "H": 264, **_16, "rounding": "vllm_native"},
         {"...": (3,), "H": 264, **_16, "gemma": True, "rounding": "vllm"},
+        {**_two_partials(), "scale": np.float32([0.083])},
     ],
     "rms_norm_gated_quant_fp8": [
         {"...": (5, 4), "D": 128, **_16, "gate": "bfloat16"}, {"...": (3,), "D": 7, "sigmoid_gate": True},
@@ -183,15 +214,20 @@ EDGES: dict[str, list[dict]] = {
         {"...": (3,), "H": 33, **_F16, "quant_dtype": "int8"},
         {"...": _HEIGHT, "H": 3080, **_16, "quant_dtype": "int8"},
         {"...": (3,), "H": 264, **_16, "residual": "bfloat16", "quant_dtype": "int8"},
+        {**_two_partials(), "quant_dtype": "float8_e4m3fn"},
+        {"...": _HEIGHT, "H": 1032, **_16, "quant_dtype": "float8_e4m3fn", "rounding": "vllm_native"},
     ],
     "rms_norm_per_block_quant": [
         *(_groups(case, 128) for case in _NORMS),
         *(_groups({"...": (3,), "H": 520, **_16, **_UB, "column_major": True, "rounding": r}, size)
           for size in (8, 64, 256) for r in ("vt", "vllm")),
         _groups({"...": (70,), "H": 64, **_16, "residual": "bfloat16", "column_major": True}, 32),
-        _groups({"...": (3,), "H": 96, **_16, "residual": "bfloat16"}, 48),
+        _groups({"...": (3,), "H": 96, **_16, "residual": "bfloat16"}, 48), _groups(_two_partials(), 128),
+        *(_groups({"...": _HEIGHT, "H": 4352, **_16}, size) for size in (128, 256)),
     ],
     "silu_and_mul_quant": [
+        *({"...": (301,), "D": 384, "x": _gates(301, 768), "scale": np.float32([scale]), "rounding": rounding}
+          for rounding in ("vt", "vllm") for scale in (0.02, 1e-36)),
         *({"...": (3,), "D": D, "x": kind, "rounding": rounding}
           for D in (1, 264, 2056) for kind in _KINDS for rounding in ("vt", "vllm")),
         {"...": (300,), "D": 8, "x": "bfloat16"}, {"...": (0,), "D": 8}, {"...": (2,), "D": 0},
@@ -206,6 +242,9 @@ EDGES: dict[str, list[dict]] = {
         *(_groups({"...": (274,), "D": 1920, "x": "bfloat16", "column_major": True, "rounding": rounding}, 128)
           for rounding in ("vt", "vllm")),
         _groups({"...": (3,), "D": 33, "x": "float32", "rounding": "vllm"}, 10), _groups({"...": (0,), "D": 64}, 32),
+        _groups({"...": (3,), "D": 512, "x": "bfloat16", "rounding": "vllm"}, 256),
+        *(_groups({"...": (401,), "D": 384, "x": _gates(401, 768), "rounding": rounding}, 128)
+          for rounding in ("vt", "vllm")),
     ],
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "quant_int8": {
-        "sums wrap": ("azp > -MANY && azp < MANY", "true"),
+        "sums wrap": ("azp >= -SMALL_AZP && azp <= SMALL_AZP", "true"),
+        "small zero points forgotten": ("-32768, 32767) + azp;", "-32768, 32767);"),
+        "one warp's range": ("lane < count ? words[lane] : NO_RANGE", "lane < 1 ? words[lane] : NO_RANGE"),
         "to nearest where codes are cut": ("c[j] = whole_int(q[j])", "c[j] = nearest_int(q[j])"),
         "one warp's extrema": ("lane < count ? tops[lane] : -VT_INF", "lane < 1 ? tops[lane] : -VT_INF"),
-        "a lane's own least element": ("        below = largest_float(below, lanes);\n", ""),
+        "a lane's own range": (
+            "for (int m = lanes >> 1; m >= 1; m >>= 1)\n        range =",
+            "for (int m = 0; m >= 1;)\n        range =",
+        ),
         "the CPU's zero point forgotten": ("q[j] += (float)zero", "q[j] += 0.0f"),
         "one value alone": ("azp = none ? -128 : nearest_int(", "azp = nearest_int("),
     },

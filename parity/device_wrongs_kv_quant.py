@@ -19,6 +19,12 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     "kv_quant_heads": {
         "halves to even": ("return y + vt_float((vt_bits(y)", "return rintf(y) + 0 * vt_float((vt_bits(y)"),
         "the other side's factor": ("put(k, keys, odd ? other : inverse);", "put(k, keys, odd ? inverse : other);"),
+        "the first quarter four times": ("*(const uint2*)(x + p * step)", "*(const uint2*)x"),
+        "a lane's own size": (
+            "pair = larger_pair<false>(pair, __shfl_xor_sync(FULL_WARP, pair, m));\n    if (!inside",
+            "__shfl_xor_sync(FULL_WARP, pair, m);\n    if (!inside",
+        ),
+        "keys and values under the key's scale": ("*(second ? values.scale(page", "*(false ? values.scale(page"),
         "the scale not stripped": ("(vt_bits(scale) & ~15) | (int)zero", "vt_bits(scale) | (int)zero"),
         "half a row's least element": (
             "larger_signed_pair(w.z ^ 0x80008000u, w.w ^ 0x80008000u)",

@@ -151,6 +151,30 @@ def test_a_product_and_a_correction_are_the_quotient():
     assert_bytes(corrected(sizes, np.full_like(sizes, 448)), sizes / F32(448))
 
 
+def in_two_parts(x, scale):
+    """bf16_quotients.cuh: a product with the reciprocal in two parts."""
+    inverse = F32(1) / scale
+    inverse = np.where(fma_f32(-inverse, scale, F32(1)) < 0, np.nextafter(inverse, F32(0)), inverse)
+    return fma_f32(x, inverse, x * np.maximum(fma_f32(-inverse, scale, F32(1)) * inverse, F32(2.0**-140)))
+
+
+def test_a_reciprocal_in_two_parts_decides_all_codes_of_bfloat16():
+    """Wherever a quotient of eight bits might be on the wrong side of halfway; and all under all scales they make."""
+    scale = np.maximum((np.arange(8, 16)[:, None, None] << 20) + np.arange(-16, 17)[:, None], 1 << 23)
+    product = scale * np.arange(16, 32)
+    unit = 2 ** (np.floor(np.log2(product)).astype(np.int64) - 7)
+    x, scale = F32((product + unit // 2) // unit * unit), F32(np.broadcast_to(scale, product.shape))
+    near = np.abs(x / np.float64(product) - 1) < 2.0**-21
+    assert near.sum() > 100
+    assert_bytes(in_two_parts(x, scale)[near], (x / scale)[near])
+    mantissas = F32(np.arange(128, 256))
+    scale = np.broadcast_to((mantissas / F32(448))[:, None, None], (128, 128, 24))
+    x = mantissas[:, None] * np.exp2(-np.arange(24)).astype(F32)
+    x = np.broadcast_to(x, scale.shape)
+    codes = [np.minimum(q, F32(448)).astype(ml_dtypes.float8_e4m3fn) for q in (in_two_parts(x, scale), x / scale)]
+    assert_bytes(*codes)
+
+
 def test_more_groups_than_32_bits_count_are_refused():
     for rows, width, group_size in ((2**31, 4, 2), (1, 2**32, 128)):
         with pytest.raises(ContractError, match="groups and rows under"):

@@ -8,10 +8,12 @@
 //    everything between its loads and its stores in registers.
 // 3. block4 reads what all rows share when it needs it: held from the start it would cost registers, and with them rows
 //    under way. *_few4, for few rows: it is sent for with the row, whose latency hides its own.
+//    *_half5, for many rows of 2048 to 5120 of which more is found than a sum: 128 threads find it in less time than 256.
 // 4. *_v8, *_v1: chains without a reduction over the row, on a grid of rows and columns.
 #pragma once
+#include "bf16_quotients.cuh"
 #include "e4m3.cuh"
-#include "fast.cuh"
+#include "silu_guess.cuh"
 #include "rows.cuh"
 #include "tree.cuh"
 
@@ -45,6 +47,33 @@ VT_FN float max_of_block(float x, float* warps) {
     return x;
 }
 
+// The largest |x| that is a number; numbers from 0 on order like their bits.
+template <int V> VT_FN unsigned size_of(const float (&x)[V], unsigned top, bool inside) {
+    return inside ? larger(top, largest_of(x, false)) : top;
+}
+template <int LANES, int V> VT_FN float group_size(const float (&x)[V], bool inside) {
+    return vt_float((int)largest_of_lanes(size_of(x, 0u, inside), LANES));
+}
+
+// Codes of e4m3 see no difference to x / scale (fp8_scales.cuh); bf16_quotients: of bfloat16 x and a scale that is no less
+// than some usual number.
+template <int V> VT_FN void quotients(float (&q)[V], const float (&x)[V], float scale) {
+    Divisor(scale, largest_of(x, false), false).divide(q, x);
+}
+template <int V> VT_FN void bf16_quotients(float (&q)[V], const float (&x)[V], float scale) {
+    Quotients(scale).divide(q, x);
+}
+
+// gate_products of bfloat16 results (silu_guess.cuh), one by one as ever.
+template <bool SILU> VT_FN void gated(float (&out)[8], const float (&g)[8], const float (&u)[8], int act_kind) {
+    float least = VT_INF;
+    EACH(j, 8) least = fminf(least, g[j]);
+    guessed_products<SILU>(out, g, u, least, act_kind == BF16);
+}
+template <bool SILU> VT_FN void gated(float (&out)[1], const float (&g)[1], const float (&u)[1], int act_kind) {
+    gate_products<SILU>(out, g, u, act_kind, BF16);
+}
+
 template <int V> VT_FN float max_of(const float (&x)[V], float start, bool inside) {
     if (inside)
         EACH(j, V) start = vt_maximum(start, x[j]);
@@ -61,14 +90,20 @@ template <int V_, int TURNS_> struct MapFrame {
     static constexpr bool EARLY = true;
     i64 row;
     Place places[TURNS];
+    unsigned across;
 
-    VT_MEMBER MapFrame(i64 rows, i64 width, i64 chunks) {
+    VT_MEMBER MapFrame(i64 rows, i64 width, i64 chunks) : across((unsigned)chunks) {
         EACH(t, TURNS) places[t] = place<V>(rows, width, chunks, TURNS, t);
         row = places[0].row;
     }
     VT_MEMBER bool inside(int t) const { return places[t].inside; }
     VT_MEMBER i64 at(int t) const { return places[t].column; }
+    VT_MEMBER i64 blocks(i64 rows) const { return (rows + blockDim.y - 1) / blockDim.y * across; }
 };
+
+// This thread's number among all of the grid, and theirs.
+VT_FN i64 grid_thread() { return ((i64)blockIdx.x * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }
+VT_FN i64 grid_threads(i64 blocks) { return blocks * blockDim.x * blockDim.y; }
 
 struct LanesFrame {
     static constexpr int V = 8, TURNS = 1;
@@ -77,8 +112,8 @@ struct LanesFrame {
     int first, lanes;
     bool present;
 
-    VT_MEMBER LanesFrame(i64 rows, i64 width, int lanes) : lanes(lanes) {
-        row = (i64)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
+    VT_MEMBER LanesFrame(i64 rows, i64 width, int shift) : lanes(1 << shift) {
+        row = (i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
         first = (threadIdx.x & (lanes - 1)) * 8;
         present = row < rows && first < width;
     }
@@ -92,6 +127,49 @@ struct LanesFrame {
     VT_MEMBER float max(const float (&x)[1][8], float start, int) const {
         return max_of_lanes(max_of(x[0], start, present), lanes);
     }
+    VT_MEMBER float size(const float (&x)[1][8], int) const {
+        return vt_float((int)largest_of_lanes(size_of(x[0], 0u, present), lanes));
+    }
+    VT_MEMBER i64 blocks(i64 rows) const {
+        const int each = (int)(blockDim.x / (unsigned)lanes);
+        return (rows + each - 1) / each;
+    }
+};
+
+// A block of 128 a row: a thread holds two of the tree's partials, of the even turns and of the odd ones.
+template <int TURNS_, bool EARLY_> struct HalfFrame {
+    static constexpr int V = 8, TURNS = TURNS_;
+    static constexpr bool EARLY = EARLY_;
+    i64 row;
+    int width, first;
+    float* warps;  // 8 floats for each reduction of the kernel
+
+    VT_MEMBER HalfFrame(i64 width, float* warps)
+        : row(blockIdx.x), width((int)width), first(threadIdx.x * 8), warps(warps) {}
+    VT_MEMBER bool inside(int t) const { return at(t) < width; }
+    VT_MEMBER i64 at(int t) const { return first + t * (TREE_SPAN / 2); }
+    VT_MEMBER float sum(const float (&x)[TURNS][8], int number) const {
+        float partials[2] = {}, s[8], *warp = warps + 8 * number;
+        EACH(t, TURNS)
+            if (inside(t)) add_terms(partials[t & 1], x[t]);
+        EACH(h, 2) {
+            partials[h] = tree_of_lanes(partials[h], 32);
+            if ((threadIdx.x & 31) == 0) warp[4 * h + (threadIdx.x >> 5)] = partials[h];
+        }
+        __syncthreads();
+        EACH(w, 8) s[w] = warp[w];
+        return tree_of_eight(s);
+    }
+    VT_MEMBER float max(const float (&x)[TURNS][8], float start, int number) const {
+        EACH(t, TURNS) start = max_of(x[t], start, inside(t));
+        return max_of_block(start, warps + 8 * number);
+    }
+    VT_MEMBER float size(const float (&x)[TURNS][8], int number) const {
+        unsigned top = 0;
+        EACH(t, TURNS) top = size_of(x[t], top, inside(t));
+        return vt_float((int)largest_of_block(top, (unsigned*)warps + 8 * number));
+    }
+    VT_MEMBER i64 blocks(i64 rows) const { return rows; }
 };
 
 template <int TURNS_, bool EARLY_> struct BlockFrame {
@@ -115,6 +193,12 @@ template <int TURNS_, bool EARLY_> struct BlockFrame {
         EACH(t, TURNS) start = max_of(x[t], start, inside(t));
         return max_of_block(start, warps + 8 * number);
     }
+    VT_MEMBER float size(const float (&x)[TURNS][8], int number) const {
+        unsigned top = 0;
+        EACH(t, TURNS) top = size_of(x[t], top, inside(t));
+        return vt_float((int)largest_of_block(top, (unsigned*)warps + 8 * number));
+    }
+    VT_MEMBER i64 blocks(i64 rows) const { return rows; }
 };
 
 // work(at) for each of a thread's elements of a row of any width, in the order of its partial sum.

@@ -4,10 +4,11 @@
 // 1. heads_any, int4_any: a warp a head, element by element, for any width and address.
 // 2. heads_v8, int4_v8: a team of lanes a head, 8 elements of the key and 8 of the value each, in registers from the
 //    load to the codes; a row takes one trip to memory. heads_bf16, int4_bf16: 16 of each, which halves what finding
-//    the head, the slot and their addresses costs.
+//    the head, the slot and their addresses costs. heads_sixteen_*: 16 of a key or of a value a thread.
 // 3. What the whole team would compute alike, a scale's divisions, even lanes do for the key and odd ones for the
 //    value, and hand the other side its factor; extrema of bfloat16 travel two or four to a shuffle.
 // 4. rht_one, rht_four: 8 or 32 elements a lane, so that of the stages of a row of 128 five need no shuffle.
+#include "bf16_range.cuh"
 #include "int_codes.cuh"
 #include "kv_rows.cuh"
 
@@ -128,6 +129,58 @@ extern "C" __global__ void __launch_bounds__(256) heads_v8(HEADS_PARAMETERS, i64
     write_heads<false, 1>(HEADS_ARGUMENTS, ByteCodes{int8 != 0}, (int)kind, slots, page_size, room, (int)shift);
 }
 
+// Sixteen elements of a key a thread, four by four, or in the second half of the grid of a value: heads of 16 << shift
+// elements, whose lanes find the scale together, and store codes by words, side by side. `count`: threads with work in
+// each half.
+template <bool INT8>
+VT_FN void write_sixteen(i64 count, i64 half, const Division& heads, const Heads& key, const Heads& value,
+                         const Side& keys, const Side& values, const Division& page_size, const i64* slots, i64 room,
+                         int shift) {
+    const bool second = blockIdx.x >= (unsigned)half;
+    const Heads from{second ? value.x : key.x, second ? value.token : key.token, second ? value.head : key.head, 0, true};
+    const unsigned number = (blockIdx.x - (second ? (unsigned)half : 0u)) * blockDim.x + threadIdx.x;
+    const bool inside = number < (unsigned)count;
+    const unsigned row = (inside ? number : (unsigned)count - 1) >> shift, token = heads.of(row);
+    const unsigned h = row - token * heads.d;
+    const int lane = (int)(number & ((1u << shift) - 1)), step = 4 << shift;
+    const i64 slot = slots[token];
+    const unsigned short* x = (const unsigned short*)from.x + from.at(token, h) + 4 * lane;
+    uint2 raw[4];
+#pragma unroll
+    for (int p = 0; p < 4; ++p) raw[p] = *(const uint2*)(x + p * step);
+    loads_are_under_way();
+    unsigned pair = 0;
+#pragma unroll
+    for (int p = 0; p < 4; p += 2)
+        pair = larger_pair<false>(pair, largest_pair<false>({raw[p].x, raw[p].y, raw[p + 1].x, raw[p + 1].y}));
+    for (int m = 1 << shift >> 1; m >= 1; m >>= 1)
+        pair = larger_pair<false>(pair, __shfl_xor_sync(FULL_WARP, pair, m));
+    if (!inside || slot >= room || slot < 0) return;
+    const unsigned page = page_size.of((unsigned)slot), offset = (unsigned)slot - page * page_size.d;
+    const ByteCodes codes{INT8};
+    const float scale = codes.scale(larger(pair << 16, pair & 0xffff0000u)), inverse = 1.0f / scale;
+    unsigned char* to = (second ? values.at(page, offset, h) : keys.at(page, offset, h)) + 4 * lane;
+#pragma unroll
+    for (int p = 0; p < 4; p += 2) {
+        float v[8];
+        widen(v, {{raw[p].x, raw[p].y, raw[p + 1].x, raw[p + 1].y}, {}}, BF16);
+        const uint2 words = codes.words(v, inverse);
+        *(unsigned*)(to + p * step) = words.x;
+        *(unsigned*)(to + (p + 1) * step) = words.y;
+    }
+    if (lane == 0) *(second ? values.scale(page, offset, h) : keys.scale(page, offset, h)) = scale;
+}
+
+#define WRITE_SIXTEEN(NAME, INT8)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(64) NAME(                                                        \
+        i64 count, i64 half, DIVISION(heads), HEADS(key), HEADS(value), SIDE(keys), SIDE(values),                 \
+        DIVISION(page_size), const i64* slots, i64 room, i64 shift) {                                             \
+        write_sixteen<INT8>(count, half, THE_DIVISION(heads), THE_HEADS(key), THE_HEADS(value), THE_SIDE(keys),   \
+                            THE_SIDE(values), THE_DIVISION(page_size), slots, room, (int)shift);                  \
+    }
+WRITE_SIXTEEN(heads_sixteen_int8, true)
+WRITE_SIXTEEN(heads_sixteen_e4m3, false)
+
 // One of a head's two rows, and where its codes and scale go.
 struct Half {
     const void* x;
@@ -188,26 +241,6 @@ struct NibbleCodes {
     }
 };
 
-// The larger of two bfloat16, in either half of a word.
-VT_FN unsigned larger_signed_pair(unsigned a, unsigned b) {
-#ifdef __CUDACC__
-    unsigned c;
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-#else
-    auto one = [](unsigned a, unsigned b) { return widen_bf16(a) > widen_bf16(b) ? a : b; };
-    return one(a & 0xffffu, b & 0xffffu) | one(a >> 16, b >> 16) << 16;
-#endif
-}
-
-// The largest element in the low half, the least one's opposite in the high half.
-VT_FN unsigned range_of(const uint4& w) {
-    unsigned high = larger_signed_pair(larger_signed_pair(w.x, w.y), larger_signed_pair(w.z, w.w));
-    unsigned low = larger_signed_pair(larger_signed_pair(w.x ^ 0x80008000u, w.y ^ 0x80008000u),
-                                      larger_signed_pair(w.z ^ 0x80008000u, w.w ^ 0x80008000u));
-    return larger_signed_pair((high & 0xffffu) | low << 16, high >> 16 | (low & 0xffff0000u));
-}
-
 VT_FN void widen_range(float& high, float& low, const float (&x)[8]) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -221,7 +254,7 @@ template <bool BRAIN, int Q>
 VT_FN NibbleCodes own_range(const Vectors<BRAIN, Q>& k, const Vectors<BRAIN, Q>& v, int kind, int lanes) {
     bool odd = threadIdx.x & 1;
     if (BRAIN) {
-        unsigned a = 0xff80ff80u, b = 0xff80ff80u;  // -inf
+        unsigned a = NO_RANGE, b = NO_RANGE;
 #pragma unroll
         for (int q = 0; q < Q; ++q) {
             if (q < k.count) a = larger_signed_pair(a, range_of(k.raw[q].a));

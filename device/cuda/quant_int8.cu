@@ -2,27 +2,39 @@
 //
 // The ladder:
 // 1. *_v1, token kernels *_v8: any width and stride; a row that was measured is read again. group_any: a warp a group.
-// 2. static_v8: 16-byte loads, two under way a thread; the quotient is a product and a correction (fp8_scales.cuh),
-//    which decides every half and whole number up to 128 as a division does (parity/test_device_calls_int8.py).
+// 2. static_v8, *_flat: 16-byte loads; the quotient is a product and a correction (fp8_scales.cuh), which decides every
+//    half and whole number up to 128 as a division does (parity/test_device_calls_int8.py).
 // 3. *_rows, *_block: a row of bfloat16 waits in registers for its scale. group_v8, group_deep: so does a group.
+#include "bf16_range.cuh"
 #include "fp8_scales.cuh"
 #include "int_codes.cuh"
 #include "rows.cuh"
 
-#define DEPTH 2        // groups a thread of the static kernels, device/quant_int8.py
+#define DEPTH 2  // groups a thread of the static kernels, device/quant_int8.py
 #define GROUP_DEPTH 4  // vectors a thread of group_deep
 
 enum { OF_CUDA = 0, OF_CPU = 1, OF_TRITON = 2 };  // whose roundings; device/quant_int8.py: RULES
 
-// c + azp, to within what `four_codes` cuts; most zero points are so small that 32 bits hold the sum of what matters.
-template <int V> VT_FN void add_zero_point(int (&c)[V], int azp) {
-    constexpr int MANY = 1 << 29;
-    if (azp > -MANY && azp < MANY) {
+// nearest_int(v) + azp where that cut to int16 first leaves the same code: a conversion cuts without being told.
+#define SMALL_AZP 32640
+VT_FN int nearest_and(float v, int azp) {
+#ifdef __CUDACC__
+    short q;
+    asm("cvt.rni.s16.f32 %0, %1;" : "=h"(q) : "f"(v));
+    return (int)q + azp;
+#else
+    return between(nearest_int(v), -32768, 32767) + azp;
+#endif
+}
+
+// nearest_int(v) + azp, to within what `four_codes` cuts; most zero points are small.
+template <int V> VT_FN void shifted_codes(int (&c)[V], const float (&v)[V], int azp) {
+    if (azp >= -SMALL_AZP && azp <= SMALL_AZP) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) c[j] = (c[j] < -2 * MANY ? -2 * MANY : c[j] > 2 * MANY ? 2 * MANY : c[j]) + azp;
+        for (int j = 0; j < V; ++j) c[j] = nearest_and(v[j], azp);
     } else {
 #pragma unroll
-        for (int j = 0; j < V; ++j) c[j] = between((i64)c[j] + azp, -128, 127);
+        for (int j = 0; j < V; ++j) c[j] = between((i64)nearest_int(v[j]) + azp, -128, 127);
     }
 }
 
@@ -38,6 +50,27 @@ VT_FN void store_codes(signed char* out, i64 at, const int (&c)[8]) {
 
 VT_FN void store_codes(signed char* out, i64 at, const int (&c)[1]) { out[at] = (signed char)between(c[0], -128, 127); }
 
+// A vector's codes; shifted: by a zero point.
+template <int V>
+VT_FN void put_static(signed char* out, i64 at, const float (&v)[V], float by, float inverse, bool shifted, int zero,
+                      i64 rule) {
+    float q[V];
+    int c[V];
+    if (!shifted && rule == OF_CUDA) Divisor(by, largest_of(v, false), false).divide(q, v);
+    else products(q, v, inverse);
+    if (shifted && rule == OF_CPU) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) q[j] += (float)zero;
+    }
+    if (shifted && rule == OF_CUDA) {
+        shifted_codes(c, q, zero);
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; ++j) c[j] = nearest_int(q[j]);
+    }
+    store_codes(out, at, c);
+}
+
 template <int V>
 VT_FN void static_codes(i64 rows, i64 width, i64 chunks, const void* x, i64 stride, int kind, const float* scale,
                         const int* azp, signed char* out, i64 rule) {
@@ -48,36 +81,55 @@ VT_FN void static_codes(i64 rows, i64 width, i64 chunks, const void* x, i64 stri
         at[d] = place<V>(rows, width, chunks, DEPTH, d);
         if (at[d].inside) raw[d] = fetch<V>(x, at[d].row * stride + at[d].column, kind);
     }
-    float by = scale[0], inverse = 1.0f / by;
-    int zero = azp == nullptr ? 0 : azp[0];
+    const float by = scale[0], inverse = 1.0f / by;
+    const int zero = azp == nullptr ? 0 : azp[0];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
         if (!at[d].inside) continue;
-        float v[V], q[V];
-        int c[V];
+        float v[V];
         widen(v, raw[d], kind);
-        if (azp == nullptr && rule == OF_CUDA) Divisor(by, largest_of(v, false), false).divide(q, v);
-        else products(q, v, inverse);
-        if (azp != nullptr && rule == OF_CPU) {
-#pragma unroll
-            for (int j = 0; j < V; ++j) q[j] += (float)zero;
-        }
-#pragma unroll
-        for (int j = 0; j < V; ++j) c[j] = nearest_int(q[j]);
-        if (azp != nullptr && rule == OF_CUDA) add_zero_point(c, zero);
-        store_codes(out, at[d].row * width + at[d].column, c);
+        put_static(out, at[d].row * width + at[d].column, v, by, inverse, azp != nullptr, zero, rule);
     }
 }
 
-#define STATIC(NAME, V, KIND)                                                                                     \
+#define STATIC(NAME, V)                                                                                           \
     extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
         i64 rows, i64 width, i64 chunks, const void* x, i64 stride, i64 kind, const float* scale, const int* azp, \
         signed char* out, i64 rule) {                                                                             \
-        static_codes<V>(rows, width, chunks, x, stride, KIND, scale, azp, out, rule);                             \
+        static_codes<V>(rows, width, chunks, x, stride, (int)kind, scale, azp, out, rule);                        \
     }
-STATIC(int8_static_bf16_v8, 8, BF16)
-STATIC(int8_static_v8, 8, (int)kind)
-STATIC(int8_static_v1, 1, (int)kind)
+STATIC(int8_static_v8, 8)
+STATIC(int8_static_v1, 1)
+
+// `count` vectors of bfloat16 that follow each other, under the rule of CUDA; what has no place reads the last one.
+template <bool AZP> VT_FN void static_flat(i64 count, const void* x, const float* scale, const int* azp, signed char* out) {
+    const unsigned first = blockIdx.x * (blockDim.x * DEPTH) + threadIdx.x, most = (unsigned)count;
+    Raw<8> raw[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        const unsigned at = first + d * blockDim.x;
+        raw[d] = fetch<8>(x, (i64)(at < most ? at : most - 1) * 8, BF16);
+    }
+    const float by = scale[0], inverse = 1.0f / by;
+    const int zero = AZP ? azp[0] : 0;
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        const unsigned at = first + d * blockDim.x;
+        if (at >= most) return;
+        float v[8];
+        widen(v, raw[d], BF16);
+        put_static(out, (i64)at * 8, v, by, inverse, AZP, zero, OF_CUDA);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128) int8_static_flat(i64 count, const void* x, const float* scale,
+                                                                   signed char* out) {
+    static_flat<false>(count, x, scale, nullptr, out);
+}
+extern "C" __global__ void __launch_bounds__(128) int8_azp_flat(i64 count, const void* x, const float* scale,
+                                                                const int* azp, signed char* out) {
+    static_flat<true>(count, x, scale, azp, out);
+}
 
 VT_FN float largest_float(float x, int lanes) {
     for (int m = lanes >> 1; m >= 1; m >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, m));
@@ -98,22 +150,23 @@ VT_FN float largest_float_of_block(float x, float* tops) {
 template <bool SYMMETRIC> struct Span;
 template <> struct Span<true> {
     unsigned top = 0;
+
+    Span() = default;
+    VT_MEMBER Span(unsigned top) : top(top) {}
     template <int V> VT_MEMBER void add(const float (&v)[V]) { top = larger(top, largest_of(v, false)); }
-    VT_MEMBER void over_lanes(int lanes) { top = largest_of_lanes(top, lanes); }
     VT_MEMBER void over_block(float* tops) { top = largest_of_block(top, (unsigned*)tops); }
 };
 template <> struct Span<false> {
     float high = -VT_INF, below = -VT_INF;
+
+    Span() = default;
+    VT_MEMBER Span(unsigned range) : high(widen_bf16(range & 0xffffu)), below(widen_bf16(range >> 16)) {}
     template <int V> VT_MEMBER void add(const float (&v)[V]) {
 #pragma unroll
         for (int j = 0; j < V; ++j) {
             high = fmaxf(high, v[j]);
             below = fmaxf(below, -v[j]);
         }
-    }
-    VT_MEMBER void over_lanes(int lanes) {
-        high = largest_float(high, lanes);
-        below = largest_float(below, lanes);
     }
     VT_MEMBER void over_block(float* tops) {
         high = largest_float_of_block(high, tops);
@@ -152,11 +205,12 @@ template <bool SYMMETRIC> struct TokenInt8 {
         if (SYMMETRIC && rule == OF_TRITON) {
 #pragma unroll
             for (int j = 0; j < V; ++j) c[j] = half_away(v[j]);
+        } else if (!SYMMETRIC && rule != OF_CPU) {
+            shifted_codes(c, v, shift);
         } else {
 #pragma unroll
             for (int j = 0; j < V; ++j) c[j] = nearest_int(v[j]);
         }
-        if (!SYMMETRIC && rule != OF_CPU) add_zero_point(c, shift);
         store_codes(out, at, c);
     }
     VT_MEMBER void leave(float* scales, int* azps, i64 row) const {
@@ -168,28 +222,38 @@ template <bool SYMMETRIC> struct TokenInt8 {
 #define TOKEN_PARAMETERS                                                                                          \
     i64 rows, i64 width, const void *x, i64 stride, i64 kind, signed char *out, float *scales, int *azps, i64 rule
 
-// Elements first + step g ..., g < G, of a row in registers; join(span) makes the span the team's.
+// What bfloat16 span, a word of it: `largest_of_bf16`, or bf16_range.cuh's.
+template <bool SYMMETRIC> VT_FN unsigned joined(unsigned a, unsigned b) {
+    return SYMMETRIC ? larger(a, b) : larger_signed_pair(a, b);
+}
+template <bool SYMMETRIC> VT_FN unsigned joined_of_lanes(unsigned a, int lanes) {
+    return SYMMETRIC ? largest_of_lanes(a, lanes) : range_of_lanes(a, lanes);
+}
+template <bool SYMMETRIC> VT_FN unsigned joined_of_block(unsigned a, unsigned* words) {
+    if (SYMMETRIC) return largest_of_block(a, words);
+    a = range_of_lanes(a, 32);
+    const int count = blockDim.x >> 5, lane = threadIdx.x & 31;
+    if (count == 1) return a;
+    if (lane == 0) words[threadIdx.x >> 5] = a;
+    __syncthreads();
+    return range_of_lanes(lane < count ? words[lane] : NO_RANGE, 32);
+}
+
+// Elements first + step g ..., g < G, of a row in registers; join(a): what the team's span.
 template <bool SYMMETRIC, int G, class J>
 VT_FN void token_row(i64 row, int first, int step, int width, const void* x, i64 stride, signed char* out,
                      float* scales, int* azps, int rule, J&& join) {
     Raw<8> raw[G];
-    Span<SYMMETRIC> span;
+    unsigned span = SYMMETRIC ? 0u : NO_RANGE;
     float v[8];
 #pragma unroll
     for (int g = 0; g < G; ++g)
         if (first + g * step < width) raw[g] = fetch<8>(x, row * stride + first + g * step, BF16);
 #pragma unroll
-    for (int g = 0; g < G; ++g) {
-        if (first + g * step >= width) continue;
-        if constexpr (SYMMETRIC) {
-            span.top = larger(span.top, largest_of_bf16(raw[g], false));
-        } else {
-            widen(v, raw[g], BF16);
-            span.add(v);
-        }
-    }
-    join(span);
-    const TokenInt8<SYMMETRIC> codes(span, rule);
+    for (int g = 0; g < G; ++g)
+        if (first + g * step < width)
+            span = joined<SYMMETRIC>(span, SYMMETRIC ? largest_of_bf16(raw[g], false) : range_of(raw[g].a));
+    const TokenInt8<SYMMETRIC> codes(Span<SYMMETRIC>(join(span)), rule);
     if (first == 0) codes.leave(scales, azps, row);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
@@ -222,12 +286,12 @@ template <bool SYMMETRIC, int V> VT_FN void token_long(TOKEN_PARAMETERS) {
         int team = 1 << lane_shift, lane = threadIdx.x & (team - 1);                                              \
         i64 row = (i64)blockIdx.x * (128 >> lane_shift) + (threadIdx.x >> lane_shift);                            \
         token_row<SYMMETRIC, 1>(row, row < rows ? lane * 8 : (int)width, 0, (int)width, x, stride, out, scales,   \
-                                azps, (int)rule, [&](auto& span) { span.over_lanes(team); });                     \
+                                azps, (int)rule, [&](unsigned span) { return joined_of_lanes<SYMMETRIC>(span, team); });       \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(1024) NAME##_block(TOKEN_PARAMETERS) {                           \
-        __shared__ float tops[64];                                                                                \
+        __shared__ unsigned words[32];                                                                            \
         token_row<SYMMETRIC, 4>(blockIdx.x, threadIdx.x * 8, blockDim.x * 8, (int)width, x, stride, out, scales,  \
-                                azps, (int)rule, [&](auto& span) { span.over_block(tops); });                     \
+                                azps, (int)rule, [&](unsigned span) { return joined_of_block<SYMMETRIC>(span, words); });      \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) NAME##_v8(TOKEN_PARAMETERS) {                               \
         token_long<SYMMETRIC, 8>(rows, width, x, stride, kind, out, scales, azps, rule);                          \

@@ -32,8 +32,14 @@ def tag(dtypes: tuple[str, ...]) -> str:
 def variants(program: Program) -> tuple[str, ...]:
     """How a program's kernels share rows (chain.cuh). Groups need threads that hold eight neighbours."""
     if program.reductions:
-        return ("rows", "block1", "few4", "block4") + (() if program.group else ("long",))
+        half = ("half5",) if halves(program) else ()
+        return ("rows", "block1", "few4", "block4", *half) + (() if program.group else ("long",))
     return ("v8",) if program.group else ("v8", "v1")
+
+
+def halves(program: Program) -> bool:
+    """Whether a row's numbers are more than a sum: then few threads to a row serve many rows best."""
+    return bool(program.group) or len(program.reductions) > 1
 
 
 def depth(program: Program) -> int:
@@ -55,7 +61,7 @@ def source(recipe: Recipe, programs: Mapping[tuple[str, ...], Program]) -> str:
     lines += [f"//   {', '.join(one.to)} = {one.op}({', '.join(one.slots().values())})" for one in recipe.steps]
     lines.append('#include "chain.cuh"')
     if any(target.dtype == E2M1 for program in programs.values() for target in program.targets):
-        lines.append('#include "chain_fp4.cuh"')
+        lines.append('#include "fp4.cuh"')
     for dtypes, program in programs.items():
         lines += ["", *_Printer(recipe.name, tag(dtypes), program).lines()]
     return "\n".join(lines) + "\n"
@@ -87,6 +93,7 @@ class _Printer:
         frames = {
             "rows": (128, "LanesFrame(rows, width, (int)shape)"), "block1": (256, "BlockFrame<1, true>(width, warps)"),
             "few4": (256, "BlockFrame<4, true>(width, warps)"), "block4": (256, "BlockFrame<4, false>(width, warps)"),
+            "half5": ("128, 1", "HalfFrame<5, false>(width, warps)"),
             "v8": (256, f"MapFrame<8, {turns}>(rows, width, shape)"),
             "v1": (256, f"MapFrame<1, {turns}>(rows, width, shape)"), "long": (256, ""),
         }  # fmt: skip
@@ -94,7 +101,7 @@ class _Printer:
             threads, frame = frames[variant]
             yield ""
             yield f'extern "C" __global__ void __launch_bounds__({threads}) {self.name}_{variant}({parameters}) {{'
-            if variant in ("block1", "few4", "block4", "long"):
+            if variant in ("block1", "few4", "block4", "half5", "long"):
                 yield f"    __shared__ float warps[{8 * count}];"
             if variant == "long":
                 yield from self._long()
@@ -125,6 +132,8 @@ class _Printer:
     def expression(self, number: int) -> str:
         node = self.nodes[number]
         args = [self.ref(a) for a in node.args]
+        if node.op == "div" and self.nodes[node.args[1]].op == "count":
+            return f"mean_of({args[0]}, {args[1]})"
         if node.op in _INFIX:
             return f"{args[0]} {_INFIX[node.op]} {args[1]}"
         if node.op == "where":
@@ -174,6 +183,12 @@ class _Printer:
 
     def _statement(self, number: int, inside: str) -> str | None:
         node, held, raw = self.nodes[number], self.held(number), f"r{number}{self.where}"
+        if number in self.stages.quotients:
+            x, scale = self.stages.quotients[number]
+            brain = "bf16_" if self.stages.is_brain(x) and self.stages.is_floored(scale) else ""
+            return f"{brain}quotients({held}, {self.held(x)}, {self.ref(scale)});"
+        if node.op == "group_max" and number in self.stages.passing_nan:
+            return f"{held} = group_size<{node.data[0] // 8}>({self.held(self.stages.passing_nan[number])}, {inside});"
         if node.op == "group_max":
             size, start = node.data
             first = literal(float.fromhex(start))
@@ -188,7 +203,7 @@ class _Printer:
         if number in self.stages.gated:
             act, gate, factor, kind, _ = self.stages.gated[number]
             silu = "true" if act == "silu" else "false"
-            return f"gate_products<{silu}>({held}, {self.held(gate)}, {self.held(factor)}, {kind}, BF16);"
+            return f"gated<{silu}>({held}, {self.held(gate)}, {self.held(factor)}, {kind});"
         return None
 
     def store(self, target: Target, at: str) -> str:
@@ -198,7 +213,7 @@ class _Printer:
         if target.extent == GROUP and target.dtype == E4M3:
             tiled = "true" if target.tiled else "false"
             where = f"rows, row, width / {group}, {at} / {group}"
-            return f"store_chain_scale<{tiled}>({codes}, {where}, e4m3_code({self.ref(node)}));"
+            return f"store_scale<{tiled}, i64>({codes}, {where}, e4m3_code({self.ref(node)}));"
         if target.extent != ELEMENT:
             place = "row" if target.extent == ROW else f"row * (width / {group}) + {at} / {group}"
             return f"store_one({out}, {place}, {self.ref(node)}, {FLOATS[target.dtype]});"
@@ -234,6 +249,10 @@ class _Printer:
         yield from self._turns(self._loads([n for n in loads if n not in columns]))
         if columns:
             yield from self._turns(["        if constexpr (F::EARLY) {", *self._loads(columns, "    "), "        }"])
+        for target in self.program.targets:
+            if target.tiled:
+                where = f"rows, width / {self.program.group}, grid_thread(), grid_threads(frame.blocks(rows))"
+                yield f"    fill_tiles((unsigned char*)out_{target.slot}, {where});"
         for stage in range(max(self.stages.stage) + 1):
             yield from self.scalars(stage, self._reduced)
             own = [n for n in numbers if self.stages.when(n) == stage]
@@ -259,6 +278,9 @@ class _Printer:
 
     def _reduced(self, number: int) -> str:
         node, slot = self.nodes[number], self.program.reductions.index(number)
+        if number in self.stages.passing_nan:
+            what = self.held(self.stages.passing_nan[number]).removesuffix(self.where)
+            return f"frame.size({what}, {slot})"
         what = self.held(node.args[0]).removesuffix(self.where)
         return f"frame.sum({what}, {slot})" if node.op == "sum" else (
             f"frame.max({what}, {literal(float.fromhex(node.data))}, {slot})"
@@ -281,7 +303,12 @@ class _Printer:
                 yield f"    if (threadIdx.x == 0) {self.store(target, '0')}"
 
     def _long_reduction(self, number: int) -> Iterator[str]:
-        node = self.nodes[number]
+        node, inner = self.nodes[number], self.stages.passing_nan.get(number)
+        if inner is not None:
+            yield f"    float p{number} = 0.0f;"
+            term = f"vt_abs({self.held(inner)}[0])"
+            yield from self._long_loop([inner], lambda: [f"p{number} = fmaxf(p{number}, {term});"])
+            return
         term = f"{self.held(node.args[0])}[0]"
         start = "0.0f" if node.op == "sum" else literal(float.fromhex(node.data))
         step = f"p{number} += {term};" if node.op == "sum" else f"p{number} = vt_maximum(p{number}, {term});"
@@ -316,4 +343,4 @@ def _macro(name: str, parts: list[str]) -> Iterator[str]:
     yield line
 
 
-__all__ = ["depth", "literal", "source", "tag", "variants"]
+__all__ = ["depth", "halves", "literal", "source", "tag", "variants"]

@@ -16,11 +16,13 @@ from vtlab.ops.fusion.trace import trace
 
 from ..launch import as_rows, map_rows, results, start
 from ..runtime import current
-from .emit import depth, tag
+from .emit import depth, halves, tag
 
 _SPAN, _TURNS, _LANES = 2048, 4, 256
 _MAP_BLOCK = 64
 """Threads of a block without a row of its own: small ones share a multiprocessor best."""
+_HALF5 = 5120
+"""The longest row of 128 threads."""
 FEW_ROWS = 264  # two for each multiprocessor of a large GPU
 _MOST_FORMS = 1024
 
@@ -107,11 +109,14 @@ class Launcher:
         elif not wide or width > _SPAN * _TURNS:
             start(op, family, f"{plan.kernel}_long", rows, (256, 1), [rows, width, 0, *args])
         elif width <= _LANES:
-            lanes = 1 << (width // 8 - 1).bit_length()
-            start(op, family, f"{plan.kernel}_rows", -(-rows * lanes // 128), (128, 1), [rows, width, lanes, *args])
+            shift = (width // 8 - 1).bit_length()
+            blocks = -(-(rows << shift) // 128)
+            start(op, family, f"{plan.kernel}_rows", blocks, (128, 1), [rows, width, shift, *args])
         else:
             form = "block1" if width <= _SPAN else "few4" if rows <= FEW_ROWS else "block4"
             threads = min(256, -(-width // 256) * 32)
+            if form == "block4" and width <= _HALF5 and halves(plan.program):
+                form, threads = "half5", 128
             start(op, family, f"{plan.kernel}_{form}", rows, (threads, 1), [rows, width, 0, *args])
         return True
 

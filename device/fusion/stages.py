@@ -74,9 +74,73 @@ class Stages:
         return self.nodes[user].op == "round" and self.nodes[user].data == "bfloat16"
 
     @cached_property
+    def passing_nan(self) -> dict[int, int]:
+        """Maxima from 0 of sizes whose NaN is passed over, max(a == a ? |a| : 0): reduction -> the node a or |a|."""
+        found = {}
+        for number, node in enumerate(self.nodes):
+            start = {"max": lambda data: data, "group_max": lambda data: data[1]}.get(node.op)
+            if start is None or float.fromhex(start(node.data)) != 0:
+                continue
+            where = self.nodes[node.args[0]]
+            if where.op != "where" or any(isinstance(u, Target) or u != number for u in self.users[node.args[0]]):
+                continue
+            test, zero, size = where.args
+            compared = self.nodes[test]
+            is_nan = compared.op == "ne" and compared.args[0] == compared.args[1] == size
+            if is_nan and self.nodes[size].op == "abs" and self._constant(zero) == 0:
+                inner = self.nodes[size].args[0]
+                alone = all(not isinstance(u, Target) and u in (test, node.args[0]) for u in self.users[size])
+                found[number] = inner if alone and self.nodes[inner].extent == ELEMENT else size
+        return found
+
+    def _constant(self, number: int) -> float | None:
+        node = self.nodes[number]
+        return float.fromhex(node.data) if node.op == "const" else None
+
+    @cached_property
+    def quotients(self) -> dict[int, tuple[int, int]]:
+        """Quotients of which nothing is seen but codes of e4m3: node -> (dividend, divisor, a row's or a group's)."""
+        found = {}
+        for number, node in enumerate(self.nodes):
+            if node.op != "div" or node.extent != ELEMENT or self.nodes[node.args[1]].extent not in (ROW, GROUP):
+                continue
+            if all(isinstance(user, Target) and user.dtype == E4M3 for user in self._seen(number)):
+                found[number] = node.args[0], node.args[1]
+        return found
+
+    def is_brain(self, number: int) -> bool:
+        """Whether a node's elements are bfloat16: loaded, or rounded, as such."""
+        node = self.nodes[number]
+        if node.op == "load":
+            return any(source.name == node.data[0] and source.dtype == "bfloat16" for source in self.program.sources)
+        return node.op == "round" and node.data == "bfloat16"
+
+    def is_floored(self, number: int) -> bool:
+        """Whether a node is NaN, or no less than some usual number (bf16_quotients.cuh)."""
+        return 2.0**-60 < self._floor(number) < 2.0**60
+
+    def _floor(self, number: int) -> float:
+        """What a node is not below, where it is the larger of two, by a number; 0 where nothing is known."""
+        node = self.nodes[number]
+        if node.op == "round" and node.data == "float32":
+            return self._floor(node.args[0])
+        value = self._constant(number)
+        if value is not None:
+            return max(value, 0.0)
+        if node.op == "maximum":
+            return max(self._floor(a) for a in node.args)
+        if node.op in ("div", "mul") and (by := self._constant(node.args[1])) is not None and by > 0:
+            least = self._floor(node.args[0])
+            return least / by if node.op == "div" else least * by
+        return 0.0
+
+    @cached_property
     def hidden(self) -> frozenset[int]:
         """Nodes that are no variable: numbers, comparisons, roundings to float32, acts inside of their product."""
         found = set().union(*(chain for *_, chain in self.gated.values()))
+        for reduction, inner in self.passing_nan.items():
+            where = self.nodes[reduction].args[0]
+            found |= {where, *([self.nodes[where].args[2]] if inner != self.nodes[where].args[2] else [])}
         for number, node in enumerate(self.nodes):
             if node.op in ("const", *COMPARISONS) or (node.op == "round" and node.data == "float32"):
                 found.add(number)

@@ -1,0 +1,457 @@
+// SiLU-and-mul into FP8 codes, under a scale that is given or one for each group of neighbours.
+//
+// Where all that is seen of a value is its code, the hardware's fast functions decide it, and what lies close to the
+// middle of two codes (static scales: of two bfloat16, which a value is rounded to first) is computed again as MIRROR
+// does, from x once more, and its code stored over the other.
+//
+// The ladder:
+// 1. silu_group_any, silu_static_v1: any width, dtype and address. *_v8: vectors of any dtype.
+// 2. silu_group_few: four elements a lane, by MIRROR's functions alone.
+// 3. *_bf16: vectors of bfloat16, several a thread where there are many. All rows are one row of vectors: where each lies
+//    in x takes a product, and of 64 bits only the address.
+#pragma once
+#include "bf16_quotients.cuh"
+#include "rows.cuh"
+#include "silu_guess.cuh"
+
+// Vectors a thread, as device/norm_quant.py knows: of the static kernels, silu_group_bf16_deep, silu_group_kept_bf16_deep.
+#define DEPTH 2
+#define GROUP_DEPTH 2
+#define KEPT_DEPTH 4
+
+// y = round(act * up) as the activation stores it.
+template <int V> VT_FN void silu_products(float (&y)[V], const Raw<V>& gate, const Raw<V>& up, int kind, bool rounded) {
+    float g[V], u[V];
+    widen(g, gate, kind);
+    widen(u, up, kind);
+    gate_products<true>(y, g, u, rounded ? kind : F32, kind);
+#pragma unroll
+    for (int j = 0; j < V; ++j) y[j] = through(y[j], kind);
+}
+
+template <int V>
+VT_FN void silu_static(i64 rows, i64 width, i64 chunks, const void* x, int kind, const float* scale,
+                       unsigned char* out, unsigned nan, bool rounded) {
+    Place at[DEPTH];
+    Raw<V> a[DEPTH], b[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        at[d] = place<V>(rows, width, chunks, DEPTH, d);
+        if (!at[d].inside) continue;
+        a[d] = fetch<V>(x, at[d].row * 2 * width + at[d].column, kind);
+        b[d] = fetch<V>(x, at[d].row * 2 * width + width + at[d].column, kind);
+    }
+    float inverse = 1.0f / scale[0];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        if (!at[d].inside) continue;
+        float y[V], q[V];
+        silu_products(y, a[d], b[d], kind, rounded);
+        products(q, y, inverse);
+        store_e4m3(out, at[d].row * width + at[d].column, q, nan);
+    }
+}
+
+#define SILU_STATIC(NAME, V)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
+        i64 rows, i64 width, i64 chunks, const void* x, i64 kind, const float* scale, unsigned char* out,         \
+        i64 nan, i64 rounded) {                                                                                   \
+        silu_static<V>(rows, width, chunks, x, (int)kind, scale, out, (unsigned)nan, rounded != 0);               \
+    }
+SILU_STATIC(silu_static_v8, 8)
+SILU_STATIC(silu_static_v1, 1)
+
+// Vectors of all rows in a row, D a thread, `step` apart. Number n of the result is made of numbers n + row * per_row
+// and, per_row further, of x. What has no place reads the last one, so that loads wait for no comparison.
+template <int D> struct Halves {
+    const void* x;
+    Raw<8> gate[D], up[D];
+    unsigned row[D], first, step, count, per_row;
+
+    VT_MEMBER Halves(const void* x, int kind, i64 rows, unsigned per_row, unsigned magic, int magic_shift)
+        : x(x), first(blockIdx.x * (blockDim.x * D) + threadIdx.x), step(blockDim.x), count((unsigned)rows * per_row),
+          per_row(per_row) {
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            unsigned place = inside(d) ? number(d) : count - 1;
+            row[d] = whole_quotient(place, magic, magic_shift);
+            unsigned at = place + row[d] * per_row;
+            gate[d] = fetch<8>(x, (i64)at * 8, kind);
+            up[d] = fetch<8>(x, (i64)(at + per_row) * 8, kind);
+        }
+    }
+    VT_MEMBER unsigned number(int d) const { return first + d * step; }
+    VT_MEMBER bool inside(int d) const { return number(d) < count; }
+    // For a place: MIRROR's silu(gate) * up of element n of vector d, both bfloat16, which are read once more; rounded: the act is.
+    VT_MEMBER float exact(int d, int n, bool rounded) const {
+        unsigned row_of = row[0];
+#pragma unroll
+        for (int e = 1; e < D; ++e)
+            if (d == e) row_of = row[e];
+        const unsigned short* from = (const unsigned short*)x + (i64)(first + d * step + row_of * per_row) * 8 + n;
+        float g = widen_bf16(from[0]), u = widen_bf16(from[(i64)per_row * 8]);
+        return exact_product<true>(g, u, rounded ? BF16 : F32);
+    }
+};
+
+// Products of two bfloat16 in either half of a word, rounded to bfloat16; as in float32 first, from 2^-126 on.
+VT_FN unsigned product_pair(unsigned a, unsigned b) {
+#ifdef __CUDACC__
+    unsigned c;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));
+    return c;
+#else
+    return narrow_bf16(widen_bf16(a & 0xffffu) * widen_bf16(b & 0xffffu), widen_bf16(a >> 16) * widen_bf16(b >> 16));
+#endif
+}
+
+VT_FN unsigned char one_code(float q, unsigned nan) {
+    return (unsigned char)(q != q ? nan : e4m3_pair(q, 0.0f) & 0xffu);
+}
+
+template <int D, bool ROUNDED>
+VT_FN void silu_vectors(i64 rows, i64 per_row, const void* x, const float* scale, unsigned char* out, unsigned nan,
+                        i64 magic, i64 magic_shift) {
+    const Halves<D> raw(x, BF16, rows, (unsigned)per_row, (unsigned)magic, (int)magic_shift);
+    const float inverse = 1.0f / scale[0];
+    const bool large = !(inverse < 0x1p100f);  // then not even the smallest values have codes of 0
+    unsigned left = 0;
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        if (!raw.inside(d)) continue;
+        float g[8], y[8], q[8];
+        uint4 made;
+        widen(g, raw.gate[d], BF16);
+        Middles middles(least_of_bf16(raw.gate[d]));
+        if (ROUNDED) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                y[j] = fast_act<true>(g[j]);
+                middles.see(y[j]);
+            }
+            made = narrow(y, BF16).a;
+            made = {product_pair(made.x, raw.up[d].a.x), product_pair(made.y, raw.up[d].a.y),
+                    product_pair(made.z, raw.up[d].a.z), product_pair(made.w, raw.up[d].a.w)};
+        } else {
+            float u[8];
+            widen(u, raw.up[d], BF16);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                y[j] = fast_act<true>(g[j]) * u[j];
+                middles.see(y[j]);
+            }
+            made = narrow(y, BF16).a;
+        }
+        if (middles.any()) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                if (middles.near(y[j])) left |= 1u << (8 * d + j);
+        }
+        if (ROUNDED && large) left |= 0xffu << 8 * d;
+        widen(y, {made, made}, BF16);
+        products(q, y, inverse);
+        store_e4m3(out, (i64)raw.number(d) * 8, q, nan);
+    }
+#pragma unroll 1
+    for (; left; left &= left - 1) {
+        int n = lowest_bit(left), d = n >> 3;
+        float y = through(raw.exact(d, n & 7, ROUNDED), BF16);
+        out[(i64)(raw.first + d * raw.step) * 8 + (n & 7)] = one_code(y * inverse, nan);
+    }
+}
+
+#define SILU_VECTORS(NAME, ROUNDED)                                                                               \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
+        i64 rows, i64 per_row, const void* x, const float* scale, unsigned char* out, i64 nan, i64 magic,         \
+        i64 magic_shift) {                                                                                        \
+        silu_vectors<DEPTH, ROUNDED>(rows, per_row, x, scale, out, (unsigned)nan, magic, magic_shift);            \
+    }
+SILU_VECTORS(silu_static_bf16, false)
+SILU_VECTORS(silu_static_rounded_bf16, true)
+
+#define SILU_GROUP_PARAMETERS                                                                                     \
+    i64 rows, i64 width, const void *x, i64 kind, i64 group_size, const float *scale_ub, unsigned char *out,      \
+        float *scales, i64 row_step, i64 group_step, i64 rule, i64 nan
+#define SILU_MAGIC i64 lane_shift, i64 magic, i64 magic_shift
+
+// What a group is made of: rounded to x's dtype, or (vLLM) kept in float32.
+template <int V> VT_FN void silu_values(float (&y)[V], const Raw<V>& gate, const Raw<V>& up, int kind, i64 rule) {
+    if (rule != VLLM) return silu_products(y, gate, up, kind, false);
+    float g[V], u[V];
+    widen(g, gate, kind);
+    widen(u, up, kind);
+#pragma unroll
+    for (int j = 0; j < V; ++j) y[j] = vt_silu(g[j]) * u[j];
+}
+
+// In the kernels below rows are whole groups of 8 << lane_shift elements, so that their groups follow each other.
+VT_FN void silu_group(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    unsigned per_row = (unsigned)width >> 3;
+    const Halves<1> raw(x, (int)kind, rows, per_row, (unsigned)magic, (int)magic_shift);
+    float y[8], q[8];
+    silu_values(y, raw.gate[0], raw.up[0], (int)kind, rule);
+    unsigned top = largest_of_lanes(largest_of(y, false), 1 << lane_shift);
+    if (!raw.inside(0)) return;
+    Divisor by(floored_scale(top, nullptr, scale_ub), top, false);
+    by.divide(q, y);
+    store_e4m3(out, (i64)raw.number(0) * 8, q, (unsigned)nan);
+    unsigned column = raw.number(0) - raw.row[0] * per_row;
+    if ((column & ((1u << lane_shift) - 1)) == 0)
+        scales[raw.row[0] * row_step + (column >> lane_shift) * group_step] = by.scale;
+}
+
+extern "C" __global__ void __launch_bounds__(256) silu_group_v8(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    silu_group(rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule, nan, lane_shift,
+               magic, magic_shift);
+}
+
+VT_FN uint2 e4m3_eight(const float (&q)[8]) {
+    return {e4m3_pair(q[0], q[1]) | e4m3_pair(q[2], q[3]) << 16, e4m3_pair(q[4], q[5]) | e4m3_pair(q[6], q[7]) << 16};
+}
+
+// The largest of D groups' numbers, which `lanes` >= D neighbours hold parts of: to each lane that of group `own`.
+template <int D> VT_FN float own_largest(float (&top)[D], int own, int lanes) {
+    int m = 1;
+#pragma unroll
+    for (int held = D; held > 1; held >>= 1, m <<= 1)
+#pragma unroll
+        for (int d = 0; d < held / 2; ++d) {
+            const bool second = own & m;
+            float mine = second ? top[2 * d + 1] : top[2 * d], sent = second ? top[2 * d] : top[2 * d + 1];
+            top[d] = fmaxf(mine, __shfl_xor_sync(FULL_WARP, sent, m));
+        }
+    for (; m < lanes; m <<= 1) top[0] = fmaxf(top[0], __shfl_xor_sync(FULL_WARP, top[0], m));
+    return top[0];
+}
+
+// The scale of group `own`, stored by one lane of each; false where it has no place.
+template <int D>
+VT_FN void store_own_scale(const Halves<D>& raw, float* scales, float scale, int own, i64 row_step, i64 group_step,
+                           i64 lane_shift) {
+    unsigned row = raw.row[0], stored = raw.number(own);
+#pragma unroll
+    for (int d = 1; d < D; ++d)
+        if (own == d) row = raw.row[d];
+    if ((threadIdx.x & ((1u << lane_shift) - 1)) < D && stored < raw.count)
+        scales[row * row_step + ((stored - row * raw.per_row) >> lane_shift) * group_step] = scale;
+}
+
+// Groups of at least D lanes, "vt": values are bfloat16 before anything is asked of them.
+template <int D> VT_FN void silu_group_rounded(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    const Halves<D> raw(x, BF16, rows, (unsigned)width >> 3, (unsigned)magic, (int)magic_shift);
+    const int own = threadIdx.x & (D - 1), lanes = 1 << lane_shift;
+    uint4 made[D];
+    unsigned left = 0;
+    float top[D], y[8], q[8];
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        float g[8], u[8];
+        widen(g, raw.gate[d], BF16);
+        widen(u, raw.up[d], BF16);
+        Middles middles(least_of_bf16(raw.gate[d]));
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            y[j] = fast_act<true>(g[j]) * u[j];
+            middles.see(y[j]);
+        }
+        if (middles.any() && raw.inside(d)) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                if (middles.near(y[j])) left |= 1u << (8 * d + j);
+        }
+        made[d] = narrow(y, BF16).a;
+    }
+#pragma unroll 1
+    for (; left; left &= left - 1) {
+        int n = lowest_bit(left);
+        unsigned bits = narrow_bf16(raw.exact(n >> 3, n & 7, false), 0.0f) & 0xffffu;
+        unsigned kept = n & 1 ? 0x0000ffffu : 0xffff0000u, placed = n & 1 ? bits << 16 : bits;
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            if (n >> 1 == 4 * d) made[d].x = (made[d].x & kept) | placed;
+            if (n >> 1 == 4 * d + 1) made[d].y = (made[d].y & kept) | placed;
+            if (n >> 1 == 4 * d + 2) made[d].z = (made[d].z & kept) | placed;
+            if (n >> 1 == 4 * d + 3) made[d].w = (made[d].w & kept) | placed;
+        }
+    }
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        unsigned pair = largest_pair<false>(made[d]);
+        top[d] = fmaxf(vt_float((int)(pair << 16)), vt_float((int)(pair & 0xffff0000u)));
+    }
+    float scale = floored_scale((unsigned)vt_bits(own_largest(top, own, lanes)), nullptr, scale_ub);
+    const Quotients mine(scale);
+    store_own_scale(raw, scales, scale, own, row_step, group_step, lane_shift);
+    const bool large = __any_sync(FULL_WARP, mine.large);
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        Quotients by(__shfl_xor_sync(FULL_WARP, mine.inverse, own ^ d), __shfl_xor_sync(FULL_WARP, mine.low, own ^ d));
+        if (large) by = Quotients(__shfl_xor_sync(FULL_WARP, scale, own ^ d));
+        if (!raw.inside(d)) continue;
+        widen(y, {made[d], made[d]}, BF16);
+        by.divide(q, y);
+        store_e4m3(out, (i64)raw.number(d) * 8, q, (unsigned)nan);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(64) silu_group_bf16(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    silu_group_rounded<1>(rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule, nan,
+                          lane_shift, magic, magic_shift);
+}
+extern "C" __global__ void __launch_bounds__(64) silu_group_bf16_deep(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    silu_group_rounded<GROUP_DEPTH>(rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule,
+                                    nan, lane_shift, magic, magic_shift);
+}
+
+// Groups of at least D lanes, "vllm": values stay float32, so that a scale shows every bit of the largest. What the fast
+// functions make is within NEAR_LARGE units, and the roundings of a product or two: GUESS covers it from either side,
+// 2 * GUESS a comparison of two. So the polynomial is for what may be the largest, and for what has other codes GUESS
+// away. Under 2^-60 all codes are 0 and the scale is at its floor; from 2^120 on nothing is left to the fast functions.
+#define GUESS 0x1p-17f
+template <int D> VT_FN void silu_group_kept(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    const Halves<D> raw(x, BF16, rows, (unsigned)width >> 3, (unsigned)magic, (int)magic_shift);
+    const int own = threadIdx.x & (D - 1), lanes = 1 << lane_shift;
+    float y[D][8], top[D];
+    unsigned some = 0, extreme = 0;
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        float g[8], u[8];
+        widen(g, raw.gate[d], BF16);
+        widen(u, raw.up[d], BF16);
+        if (!(least_of_bf16(raw.gate[d]) > LARGEST_GATE)) extreme |= 0xffu << 8 * d;
+        top[d] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            y[d][j] = fast_act<true>(g[j]) * u[j];
+            top[d] = fmaxf(top[d], vt_abs(y[d][j]));
+        }
+    }
+    float least = fmaxf(fminf(own_largest(top, own, lanes), 0x1p120f) * (1.0f - 2.0f * GUESS), 0x1p-60f);
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        float bound = __shfl_xor_sync(FULL_WARP, least, own ^ d);
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+            if (vt_abs(y[d][j]) >= bound) some |= 1u << (8 * d + j);
+        top[d] = 0.0f;
+    }
+    unsigned present = 0;  // bits of the vectors that have a place
+#pragma unroll
+    for (int d = 0; d < D; ++d)
+        if (raw.inside(d)) present |= 0xffu << 8 * d;
+    some = (some | extreme) & present;
+#pragma unroll 1
+    for (; some; some &= some - 1) {
+        int n = lowest_bit(some);
+        float size = vt_abs(raw.exact(n >> 3, n & 7, false));
+#pragma unroll
+        for (int d = 0; d < D; ++d)
+            if (n >> 3 == d) top[d] = fmaxf(top[d], size);
+    }
+    float scale = floored_scale((unsigned)vt_bits(own_largest(top, own, lanes)), nullptr, scale_ub);
+    float inverse = usual(scale) ? 1.0f / scale : VT_NAN;
+    store_own_scale(raw, scales, scale, own, row_step, group_step, lane_shift);
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        float by = __shfl_xor_sync(FULL_WARP, inverse, own ^ d);
+        if (!raw.inside(d)) continue;
+        float q[8];
+        products(q, y[d], by * (1.0f - GUESS));
+        uint2 below = e4m3_eight(q);
+        products(q, y[d], by * (1.0f + GUESS));
+        uint2 codes = e4m3_eight(q);
+        unsigned low = (below.x ^ codes.x) | nans_of(codes.x), high = (below.y ^ codes.y) | nans_of(codes.y);
+        *(uint2*)(out + (i64)raw.number(d) * 8) = codes;
+        if ((low | high) == 0) continue;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (low >> 8 * j & 0xffu) some |= 1u << (8 * d + j);
+            if (high >> 8 * j & 0xffu) some |= 16u << (8 * d + j);
+        }
+    }
+    some |= extreme & present;
+    if (__any_sync(FULL_WARP, some != 0 || !usual(scale))) {
+        float whole[D];
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            whole[d] = __shfl_xor_sync(FULL_WARP, scale, own ^ d);
+            if (!usual(whole[d])) some |= present & 0xffu << 8 * d;
+        }
+#pragma unroll 1
+        for (; some; some &= some - 1) {
+            int n = lowest_bit(some);
+            float by = whole[0];
+#pragma unroll
+            for (int d = 1; d < D; ++d)
+                if (n >> 3 == d) by = whole[d];
+            out[(i64)(raw.first + (n >> 3) * raw.step) * 8 + (n & 7)] =
+                one_code(raw.exact(n >> 3, n & 7, false) / by, (unsigned)nan);
+        }
+    }
+}
+
+// Few groups of bfloat16 of at most 32 << 2 elements, four a lane: MIRROR's functions take less time than a decision would.
+extern "C" __global__ void __launch_bounds__(128) silu_group_few(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    const unsigned per_row = (unsigned)width >> 2, count = (unsigned)rows * per_row;
+    const unsigned number = blockIdx.x * blockDim.x + threadIdx.x, place = number < count ? number : count - 1;
+    const unsigned row = whole_quotient(place, (unsigned)magic, (int)magic_shift);
+    const uint2* from = (const uint2*)x + place + (i64)row * per_row;
+    const uint2 a = from[0], b = from[per_row];
+    const float g[4] = {widen_bf16(a.x & 0xffffu), widen_bf16(a.x >> 16), widen_bf16(a.y & 0xffffu), widen_bf16(a.y >> 16)};
+    const float u[4] = {widen_bf16(b.x & 0xffffu), widen_bf16(b.x >> 16), widen_bf16(b.y & 0xffffu), widen_bf16(b.y >> 16)};
+    float y[4], q[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        y[j] = vt_silu(g[j]) * u[j];
+        if (rule != VLLM) y[j] = through(y[j], BF16);
+    }
+    unsigned top = largest_of(y, false);
+    top = lane_shift == 5 ? largest_of_warp(top) : largest_of_lanes(top, 1 << lane_shift);
+    const float scale = floored_scale(top, nullptr, scale_ub);
+    if (number >= count) return;
+    Divisor(scale, top, false).divide(q, y);
+    unsigned codes = e4m3_pair(q[0], q[1]) | e4m3_pair(q[2], q[3]) << 16;
+    if (nan != 0x7f) codes = with_nan(codes, (unsigned)nan);
+    *(unsigned*)(out + (i64)number * 4) = codes;
+    const unsigned column = number - row * per_row;
+    if ((column & ((1u << lane_shift) - 1)) == 0)
+        scales[row * row_step + (column >> lane_shift) * group_step] = scale;
+}
+
+extern "C" __global__ void __launch_bounds__(64) silu_group_kept_bf16(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    silu_group_kept<1>(rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule, nan,
+                       lane_shift, magic, magic_shift);
+}
+extern "C" __global__ void __launch_bounds__(32) silu_group_kept_bf16_deep(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    silu_group_kept<KEPT_DEPTH>(rows, width, x, kind, group_size, scale_ub, out, scales, row_step, group_step, rule,
+                                nan, lane_shift, magic, magic_shift);
+}
+
+// A warp a group of any size; what it needs again it computes again.
+extern "C" __global__ void __launch_bounds__(256) silu_group_any(SILU_GROUP_PARAMETERS) {
+    unsigned groups = ((unsigned)width + (unsigned)group_size - 1) / (unsigned)group_size;
+    unsigned number = blockIdx.x * 8 + (threadIdx.x >> 5);  // of 32 bits: the launcher refuses more
+    bool inside = number < rows * groups;
+    i64 row = number / groups, group = number - (unsigned)row * groups;
+    i64 begin = group * group_size, end = begin + group_size < width ? begin + group_size : width;
+    float y[1];
+    auto value = [&](i64 at) {
+        Raw<1> gate = fetch<1>(x, row * 2 * width + at, (int)kind);
+        silu_values(y, gate, fetch<1>(x, row * 2 * width + width + at, (int)kind), (int)kind, rule);
+    };
+    unsigned top = 0;
+    for (i64 at = begin + (threadIdx.x & 31); inside && at < end; at += 32) {
+        value(at);
+        top = larger(top, largest_of(y, false));
+    }
+    top = largest_of_warp(top);
+    if (!inside) return;
+    Divisor by(floored_scale(top, nullptr, scale_ub), top, false);
+    if ((threadIdx.x & 31) == 0) scales[row * row_step + group * group_step] = by.scale;
+    for (i64 at = begin + (threadIdx.x & 31); at < end; at += 32) {
+        value(at);
+        float q[1];
+        by.divide(q, y);
+        store_e4m3(out, row * width + at, q, (unsigned)nan);
+    }
+}
