@@ -70,7 +70,7 @@ EDGES: dict[str, list[dict]] = {
     "gptq_gemm": [
         *(_gptq(M, 128, 64, G, kind, **more)
           for M, G in ((5, 8), (18, 2)) for kind in _KINDS for more in ({}, _SHUFFLED | _PERM)),
-        *(_gptq(M, 1152, 64, 9, "bfloat16", use_v2_format=True) for M in (1, 70)),
+        *(_gptq(M, 1152, 64, 9, "bfloat16", use_v2_format=True) for M in (1, 70)), _gptq(1, 5184, 64, 81, "float16"),
         *(_gptq(3, 1152, 192, 18, kind, **more) for kind in _KINDS for more in ({}, _SHUFFLED)),
         *(_gptq(M, 128, N, 2, kind, **more)
           for M, N in ((70, 128), (130, 4352)) for kind in _KINDS for more in ({}, _SHUFFLED)),

@@ -93,7 +93,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "neighbours' groups": ("? groups[row] : 0;", "? row / (k / group_count) : 0;"),
         "a pair of codes apart": ("int shift = 4 * (lane & 3);", "int shift = 4 * (lane & 1);"),
         "the first byte for all lanes": ("unsigned which = lane & 3;", "unsigned which = 0;"),
-        "rows of the first chain": ("int x = (warp * high +", "int x = (0 * high +"),
+        "rows of the first chain": ("int x = rows_at + (warp * high +", "int x = rows_at + (0 * high +"),
         "one group for a chain": ("to_end = size, beside += DIRECT_BESIDE;", "to_end = size;"),
         "the scales of the first chain": ("warp * room * DIRECT_BESIDE", "0 * room * DIRECT_BESIDE"),
         "the words of the first stages once more": ("copy(to_do > (DIRECT_STAGES - 1) * CHUNK,", "copy(false,"),
