@@ -21,7 +21,7 @@ template <int BYTES> static inline void copy_some(void* shared, const void* glob
 template <int SCALE> struct Fp4Job {
     static constexpr int KIND = BF16, GROUP = SCALE == E8M0 ? 32 : 16, WORDS = FP4_CHUNK / GROUP / 4;
     static constexpr int OWN = FP4_CODES / 2 + COLUMNS * 4 * WORDS, STRIDED = 0, RUN = 1;
-    static constexpr bool GATHERED = false, BULK = false;
+    static constexpr bool GATHERED = false;
     const char *words, *scales;
     const float* factor;
     i64 columns, depth, pitch, step;

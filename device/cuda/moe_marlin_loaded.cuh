@@ -7,18 +7,34 @@
 
 #if VT_TILES
 
+// Marlin's words, scales and zero points, as a format of w4a16_loaded.cuh.
+struct MarlinTiles {
+    static constexpr int ZERO_BYTES = 32;
+    static VT_MEMBER i64 from(i64 n, i64 columns, int i) { return n * 8 + i / 32 * columns * 8 + i % 32 * 16; }
+    static VT_MEMBER int to(int i) { return i * 16; }
+    static VT_MEMBER int column(int warp, int g, int h, int) { return 16 * warp + 8 * h + g; }
+    static VT_MEMBER int scale(int warp, int g, int h, int) { return 8 * g + 2 * warp + h; }
+    static VT_MEMBER void codes(unsigned (&raw)[4][4], const char* words, int warp, int lane) {
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+            unsigned w = word_at(words, s * 512 + lane * 16 + warp * 4);
+            raw[s][0] = w, raw[s][1] = w >> 8, raw[s][2] = w >> 4, raw[s][3] = w >> 12;
+        }
+    }
+    static VT_MEMBER unsigned zero(const char* zeros, int warp, int g, int h) {
+        return word_at(zeros, 4 * g) >> 4 * (warp + 4 * h) & 15u;
+    }
+};
+
 template <int KIND> struct MoeMarlinJob : W4a16Job<KIND, MarlinTiles> {
     static constexpr int STRIDED = TEAM;
-    static constexpr bool GATHERED = true, BULK = false;
+    static constexpr bool GATHERED = true;
     const char* rows;
     Pairing own;
     const unsigned short* biases;  // of the expert
     const float* factors;
     float bias[2];
 
-    template <int GROUPS, class C> VT_MEMBER auto sender(int thread, C column_of) const {
-        return this->template copy_sender<GROUPS>(thread, column_of);
-    }
     VT_MEMBER i64 line(int row) const { return own.line(row); }
     VT_MEMBER i64 place_of(int row) const { return own.pairs[row]; }
     VT_MEMBER void begin(i64 left, int warp, int lane) {

@@ -25,7 +25,7 @@ static inline void copy_eight(void* shared, const void* global) { std::memcpy(sh
 template <int KIND> struct MoeBytesJob {
     typedef Pairs<KIND> P;
     static constexpr int OWN = 2048, STRIDED = TEAM, RUN = 2;
-    static constexpr bool GATHERED = true, BULK = false;
+    static constexpr bool GATHERED = true;
     const char *rows, *words;  // words, scales and zero points of the expert
     const unsigned short* scales;
     const unsigned char* zeros;
