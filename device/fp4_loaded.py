@@ -10,6 +10,8 @@ from .scratch import scratch
 
 _LEAST = 17
 """Rows from which on they serve."""
+FORMS = {"few rows": Form(64, 1, 2, 2), "few tiles": Form(128, 1, 2, 2), "many tiles": Form(128, 2, 1, 2)}
+"""Those that cuda/fp4_loaded.cuh has of every scale."""
 
 
 def loads(rows: int, columns: int, depth: int) -> bool:
@@ -27,7 +29,7 @@ def turned(op: str, family: str, a):
 def loaded_product(op: str, family: str, a, weights: Weights, out, form: Form | None = None) -> None:
     """out = a by the weights, in `fp4_product.product`'s order; `a` as `turned` gives it."""
     (rows, depth), columns = a.shape, out.shape[1]
-    form = form or form_of(rows, columns)
+    form = form or form_of(rows, columns, FORMS)
     stages, shared = form.shared(COLUMNS * (CHUNK // 4 + CHUNK // weights.group))
     args = [
         form.rows_map(a), rows, columns, depth, weights.words, weights.scales, weights.pitch, weights.step,

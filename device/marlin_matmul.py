@@ -12,7 +12,7 @@ from .launch import PROVIDER, kind, on_hopper, results
 from .marlin_stream import Streamed
 from .w4a16 import CHUNK, COLUMNS, NAMES, Weights, aligned, fits, product
 
-judged_by_norm("marlin_gemm")
+judged_by_norm("marlin_gemm", steps=lambda arguments: marlin_hopper.longest_chain(arguments["a"].shape[1]))
 
 
 def loads(weights: Weights) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .launch import MULTIPROCESSORS, kind, on_hopper, start, vectors
@@ -41,7 +42,7 @@ class Form(NamedTuple):
         """(stages, bytes of shared memory), where 64 columns have `own` bytes of a stage."""
         stage = -(-(self.rows * _WIDTH + self.groups * own) // 1024) * 1024
         sums = self.groups * self.rows * COLUMNS * 4 if self.lanes > 1 else 0
-        fixed = 1024 + self.groups * self.rows * _WIDTH + sums + (2 * _MOST_STAGES + _MOST_TEAMS) * 8
+        fixed = 1024 + self.groups * self.rows * _WIDTH + sums + (3 * _MOST_STAGES + _MOST_TEAMS) * 8
         stages = min(_MOST_STAGES, (_SHARED - fixed) // stage) // self.lanes * self.lanes
         return stages, fixed + stages * stage
 
@@ -66,12 +67,12 @@ def loads(a, weights: Weights) -> bool:
     )
 
 
-def form_of(rows: int, columns: int) -> Form:
+def form_of(rows: int, columns: int, forms: Mapping[str, Form] = FORMS) -> Form:
     """The form for a result: broad tiles where half of the multiprocessors have one."""
-    if rows <= FORMS["few rows"].rows:
-        return FORMS["few rows"]
-    broad = FORMS["many tiles"]
-    return broad if 2 * broad.tiles(rows, columns) > MULTIPROCESSORS else FORMS["few tiles"]
+    if rows <= forms["few rows"].rows:
+        return forms["few rows"]
+    broad = forms["many tiles"]
+    return broad if 2 * broad.tiles(rows, columns) > MULTIPROCESSORS else forms["few tiles"]
 
 
 def loaded_product(op: str, family: str, a, weights: Weights, out, form: Form | None = None) -> None:

@@ -10,6 +10,7 @@
 #include "wgmma_registers.cuh"
 
 #define LOADED_STAGES 24  // at most
+#define LOADED_TEAMS 8    // at most
 
 #if VT_TILES
 
@@ -55,6 +56,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     u8 *tiles = memory + (-(u64)memory & 1023), *leaving = tiles + stages * STAGE;
     float* sums = (float*)(leaving + GROUPS * ROWS * 128);
     u64 *full = (u64*)(sums + (LANES > 1 ? GROUPS * SUMS * 128 : 0)), *empty = full + LOADED_STAGES, *turns = empty + LOADED_STAGES;
+    u64* words = JOB::GATHERED ? full : turns + LOADED_TEAMS;  // what threads bring has barriers that count no bytes
     constexpr int EVERY = JOB::STRIDED ? JOB::STRIDED : 1, RUN = JOB::RUN;
     int length = work.length, chunks = work.chunks, chains = (chunks + length - 1) / length;
     if (JOB::STRIDED) chains = chunks / RUN < EVERY ? chunks / RUN : EVERY;
@@ -70,7 +72,8 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     if (thread == 0) {
         if (!JOB::GATHERED) map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(full + s, JOB::GATHERED ? 4 : 4 + 1);
+            barrier_init(words + s, 4);
+            if (!JOB::GATHERED) barrier_init(full + s, 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
         }
         for (int each = 0; each < TEAMS; ++each) barrier_init(turns + each, 128);
@@ -87,7 +90,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         auto announce = [&] {
             stores_to_products();
             lanes_meet();
-            if ((thread & 31) == 0) barrier_arrive(full + behind);
+            if ((thread & 31) == 0) barrier_arrive(words + behind);
             if (++behind == stages) behind = 0;
         };
         for (int top = work.top; top < work.rows; top += work.apart) {
@@ -158,11 +161,12 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         unsigned even[4][4], odd[4][4];
         int to_do = 0, before = -1;
         auto unpack = [&](unsigned(&a)[4][4]) {
-            barrier_wait(full + stage, parity);
+            barrier_wait(words + stage, parity);
             job.unpack(a, (const char*)tiles + stage * STAGE + ROWS * 128 + group * JOB::OWN, warp, lane);
         };
         auto step = [&](unsigned(&a)[4][4], unsigned(&next)[4][4]) {
             u64 tokens = tile_of(tiles + stage * STAGE);
+            if (!JOB::GATHERED) barrier_wait(full + stage, parity);
             products_begin();
 #pragma unroll
             for (int s = 0; s < 4; ++s) job.multiply(part, a[s], further(tokens, s));
@@ -220,7 +224,8 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                 int used = 0, all = (chains + LANES - 1) / LANES * length;
                 for (int chain = lane_of_chains; chain < chains; chain += LANES) used += chunks_of(chain);
                 for (; used < all; ++used) {
-                    barrier_wait(&full[stage], parity);
+                    barrier_wait(words + stage, parity);
+                    if (!JOB::GATHERED) barrier_wait(full + stage, parity);
                     release(stage);
                     onward();
                 }
