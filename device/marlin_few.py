@@ -8,7 +8,7 @@ from .w4a16 import CHUNK, COLUMNS
 
 ROWS = 16
 """Rows of `a` at most."""
-_STAGES, _PITCH = 3, 68
+_STAGES = 3
 
 
 def product(op: str, family: str, a, weights: Streamed, out, length: int) -> None:
@@ -26,4 +26,4 @@ def product(op: str, family: str, a, weights: Streamed, out, length: int) -> Non
     name, blocks, warps = f"{weights.kernel}_few_{high}", tiles, teams
     if two:
         name, blocks, warps = f"{name}_of_two", 2 * tiles, 2 * teams
-    start(op, family, name, blocks, (32 * warps, 1), args, teams * max(_STAGES * stage, high * _PITCH * 4))
+    start(op, family, name, blocks, (32 * warps, 1), args, teams * _STAGES * stage)

@@ -251,7 +251,7 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
             }
         }
         warp_meets();
-        if (lane == 0) arrive(w.done + slot);
+        arrive(w.done + slot);  // each lane for its own terms: race checkers do not let one lane speak for all
         slot += TEAMS;
         if (slot >= w.slots) {
             slot -= w.slots;
@@ -290,7 +290,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     Eights eights(p, warp < CREW ? (int)threadIdx.x : (int)p.depth, 32 * CREW);
     if (lane == 0) {  // a warp a barrier: to begin one takes long
         for (int i = warp; i < 3 * slots; i += CREW + SENDERS + ADDERS)
-            phases_begin(w.full + i, i < slots ? 16 : i < 2 * slots ? ITEMS / T::AT_ONCE : T::ADD);
+            phases_begin(w.full + i, i < slots ? 16 : i < 2 * slots ? 32 * ITEMS / T::AT_ONCE : T::ADD);
         phases_seen();
     }
     __syncthreads();

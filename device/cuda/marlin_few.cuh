@@ -68,6 +68,7 @@ VT_FN void marlin_few(i64 rows_, i64 columns, i64 depth, const void* a, const vo
     typedef Stage<W, 0, 1> S;
     constexpr int KIND = W::KIND, OWN = (S::ZEROS + W::ZERO_BYTES + 127) / 128 * 128, ALIKE = 4 / TILES, UNITS = SIDES / ALIKE;
     constexpr int STAGE = ROWS * 128 + UNITS * OWN, WIDE = UNITS * COLUMNS;
+    static_assert(UNITS * ROWS * FEW_PITCH * 4 <= STAGES * STAGE, "sums of a chain fit where its stages were");
     constexpr int VECTORS = W::SCALE_BYTES / 16, SCALE = W::SCALE_BYTES / COLUMNS;
     int thread = (int)threadIdx.x, lane = thread & 31, side = (thread >> 5) % SIDES, team = (thread >> 5) / SIDES;
     int teams = (int)blockDim.x / (32 * SIDES), member = side * 32 + lane, g = lane >> 2, rows = (int)rows_, length = (int)length_;
@@ -154,21 +155,23 @@ VT_FN void marlin_few(i64 rows_, i64 columns, i64 depth, const void* a, const vo
         stage_here = stage_here == (STAGES - 1) * STAGE ? 0 : stage_here + STAGE;
     }
     copies_wait<0>();
-    __syncthreads();  // sums take the place of stages
-    float* sums = (float*)memory;
+    if constexpr (SIDES > 1) team_meets<32 * SIDES>(team);
+    else lanes_meet();
+    // Sums take the place of their own team's stages: a team waits for no other, which may have no chain or a longer one.
+    float* sums = (float*)ring;
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
         for (int i = 0; i < ROWS / 2; ++i)
-            sums[((team * UNITS + unit) * ROWS + 8 * (i / 4) + 2 * (lane & 3) + (i & 1)) * FEW_PITCH + 16 * (tiles + j) +
-                 8 * (i >> 1 & 1) + g] = sum[j][i];
+            sums[(unit * ROWS + 8 * (i / 4) + 2 * (lane & 3) + (i & 1)) * FEW_PITCH + 16 * (tiles + j) + 8 * (i >> 1 & 1) + g] =
+                sum[j][i];
     int chains = (chunks + length - 1) / length, first = 0;
     if constexpr (PARTS > 1) first = sums_of_cluster<PARTS>(part, WIDE);
     else __syncthreads();
     int wide = first < WIDE ? WIDE / TOGETHER(PARTS) : 0;
     for (int number = thread; number < rows * wide; number += (int)blockDim.x) {
         int m = number / wide, c = first + number - m * wide;
-        const float* from = sums + (c / COLUMNS * ROWS + m) * FEW_PITCH + c % COLUMNS;
+        const float* from = (const float*)memory + (c / COLUMNS * ROWS + m) * FEW_PITCH + c % COLUMNS;
         float x = -0.0f;
 #pragma unroll
         for (int p = 0; p < PARTS; ++p) {
@@ -176,7 +179,7 @@ VT_FN void marlin_few(i64 rows_, i64 columns, i64 depth, const void* a, const vo
             float y[FEW_CHAINS / PARTS];  // all under way at once
 #pragma unroll
             for (int chain = 0; chain < FEW_CHAINS / PARTS; ++chain) {
-                const float* its = from + chain * (UNITS * ROWS * FEW_PITCH);
+                const float* its = from + chain * (STAGES * STAGE / 4);
                 if (chain < here) y[chain] = PARTS > 1 ? sum_of_block(its, p) : *its;
             }
 #pragma unroll
