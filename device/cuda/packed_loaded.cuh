@@ -72,7 +72,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     if (thread == 0) {
         if (!JOB::GATHERED) map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(words + s, 4);
+            barrier_init(words + s, JOB::GATHERED ? 4 : 128);
             if (!JOB::GATHERED) barrier_init(full + s, 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
         }
@@ -86,11 +86,13 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         constexpr int AHEAD = ROWS >= 128 ? 4 : 8;  // stages whose copies are under way, fewer than there are
         int stage = 0, parity = 0, sent = 0, behind = 0;
         unsigned lines[JOB::GATHERED ? (ROWS + 15) / 16 : 1];  // in vectors: 2^36 bytes of rows at most
-        // What this warp sent for AHEAD stages before is there, rows too, which are to be multiplied.
+        // What was sent for AHEAD stages before is there; rows are to be multiplied, so that they go by warps.
         auto announce = [&] {
-            stores_to_products();
-            lanes_meet();
-            if ((thread & 31) == 0) barrier_arrive(words + behind);
+            if constexpr (JOB::GATHERED) {
+                stores_to_products();
+                lanes_meet();
+            }
+            if (!JOB::GATHERED || (thread & 31) == 0) barrier_arrive(words + behind);
             if (++behind == stages) behind = 0;
         };
         for (int top = work.top; top < work.rows; top += work.apart) {
