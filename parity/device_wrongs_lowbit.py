@@ -140,7 +140,6 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "this block's sums for the others'": ("sum_of_block(its, p)", "*its"),
         "scales of the first chain": ("number = begin / pace", "number = 0"),
         "sums of half a team": ("16 * (tiles + j)", "16 * j"),
-        "sums before others are through": ("if constexpr (SIDES > 1) team_meets<32 * SIDES>(team);\n    else", ""),
         "every chain's sums where the first has them": ("float* sums = (float*)ring", "float* sums = (float*)memory"),
         "a team's words of the first tiles": ("lane * (4 * W::TILE) + tiles * W::TILE", "lane * (4 * W::TILE)"),
     },
