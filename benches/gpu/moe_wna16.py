@@ -106,6 +106,8 @@ def peer(of: Product, T: int, bits: int, cuda: bool = False):
     inner, hidden = (of.K, of.N) if of.each else (of.N // 2, of.K)
     sizes = (of.experts, 2 * inner, hidden * bits // 8), (of.experts, hidden, inner * bits // 8)
     config = try_get_optimal_moe_config(*sizes, of.choices, f"int{bits}_w{bits}a16", T, block_shape=[0, GROUP])
+    if not cuda and "GROUP_SIZE_M" not in config:
+        raise NotImplementedError("vLLM leaves so few pairs an expert to its CUDA kernel")
     x = torch_normal(of.rows(T), of.K)
     words = torch.randint(0, 256, (of.experts, of.N, of.K * bits // 8), device="cuda", dtype=torch.uint8)
     scales = (torch_normal(of.experts, of.N, of.K // GROUP, dtype="float32").abs() / 100).bfloat16()
