@@ -20,7 +20,12 @@ _BYTES, _SHORTS, _FLOATS = np.dtype(np.uint8), np.dtype(np.int16), np.dtype(np.f
 _EXPONENT = {"bfloat16": 119, "float16": 7}
 _TEAM = 256
 
-judged_by_norm("apply_fp4_marlin_linear", steps=lambda arguments: marlin_hopper.longest_chain(arguments["input"].shape[1]))
+
+def _steps(arguments) -> int:
+    return marlin_hopper.longest_chain(arguments["input"].shape[1])
+
+
+judged_by_norm("apply_fp4_marlin_linear", steps=_steps)
 
 
 @providers.provider("apply_fp4_marlin_linear", "cuda", PROVIDER)
