@@ -27,6 +27,7 @@ _NORMS = ((3, 8), (5, 64), (40, 8), (4, 136), (2, 264), (3, 2048), (2, 2056), (1
 _MAPS = ((3, 8), (5, 33), (2, 264), (300, 8), (1, 4104), (0, 8))
 _BLOCKS = ((3, 16), (5, 80), (130, 48), (1, 272))
 _GROUPS = ((3, 128), (5, 256), (2, 384), (1, 2176), (40, 128), (0, 128))
+_WIDE_GROUPS = ((2, 5248),)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def chain_cases() -> Iterator[ChainCase]:
         for names in recipe.dtypes:
             program = trace(recipe, tuple(names.split()))
             blocks = _BLOCKS if program.group == 16 else ()
-            shapes = (*_GROUPS, *blocks) if program.group else _NORMS if program.reductions else _MAPS
+            wide = _WIDE_GROUPS if program.reductions else ()
+            shapes = (*_GROUPS, *wide, *blocks) if program.group else _NORMS if program.reductions else _MAPS
             for rows, width in shapes:
                 yield ChainCase(recipe, tuple(names.split()), rows, width)
                 yield ChainCase(recipe, tuple(names.split()), rows, width, special=True)
