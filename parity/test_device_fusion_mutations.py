@@ -43,7 +43,7 @@ GENERATED = {
     "normalise the unrounded sum": ("fused_add_rms_norm", "n13[t][j] = n3[t][j]", "n13[t][j] = n2[t][j]"),
     "square the unrounded sum": ("fused_add_rms_norm", "n3[t][j] * n3[t][j]", "n2[t][j] * n2[t][j]"),
     "Gemma's weight without one": ("fused_add_rms_norm", " + 1.0f", ""),
-    "the sum for the mean": ("fused_add_rms_norm", "n5 / n6", "n5"),
+    "the sum for the mean": ("fused_add_rms_norm", "mean_of(n5, n6)", "n5"),
     "quantise what was not rounded": ("rms_norm_quant_fp8", "n17[t][j] * n19", "n16[t][j] * n19"),
     "multiply by the scale": ("rms_norm_quant_fp8", "1.0f / n18", "n18"),
     "no least scale": ("rms_norm_quant_per_token", ", 4.359654e-06f)", ", 0.0f)"),
