@@ -22,6 +22,8 @@ from vtlab.device.source import texts_of
 
 HEADERS = tuple(Path(__file__).parent / name for name in ("emulation.hpp", "emulation_switch.hpp"))
 FLAGS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+_UNITS = ("fma", "f16c")
+"""What x86-64 may lack: without it each `fma` of a kernel is a call, which took most of a product's time."""
 _PLAIN, _WRONG = "-O1", "-O0"
 """A planted wrong runs a few small cases once: there the compiler's time counts."""
 _KERNEL = re.compile(r"__attribute__\(\(noinline\)\)\s+void\s+(\w+)\s*\(")
@@ -42,12 +44,20 @@ def compiler() -> str | None:
 
 
 @cache
+def flags() -> tuple[str, ...]:
+    """The compiler's flags, with this processor's units for fused sums and half precision where it has them."""
+    about = Path("/proc/cpuinfo")
+    known = about.read_text().split() if about.exists() else ()
+    return (*FLAGS, *(f"-m{unit}" for unit in _UNITS if unit in known))
+
+
+@cache
 def library(family: str, mutate: tuple[str, str] | None = None) -> ctypes.CDLL:
     """The family's kernels as a library, each with a uniform entry ``emulate_<kernel>``.
 
     mutate: (old text, new text), old standing once in the sources, plants a wrong.
     """
-    digest = hashlib.sha256(repr((FLAGS, mutate)).encode() + Path(__file__).read_bytes())
+    digest = hashlib.sha256(repr((flags(), mutate)).encode() + Path(__file__).read_bytes())
     for header in HEADERS:
         digest.update(header.read_bytes())
     for text in texts_of(family).values():
@@ -87,7 +97,7 @@ def _build(family: str, mutate: tuple[str, str] | None, made: Path) -> None:
         (folder / "all.cpp").write_text(plain + entries)
         library = folder / "all.so"
         level = _PLAIN if mutate is None else _WRONG
-        _run(compiler(), level, *FLAGS, str(folder / "all.cpp"), "-o", str(library))
+        _run(compiler(), level, *flags(), str(folder / "all.cpp"), "-o", str(library))
         library.replace(made)
 
 
