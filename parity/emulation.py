@@ -24,6 +24,8 @@ HEADERS = tuple(Path(__file__).parent / name for name in ("emulation.hpp", "emul
 FLAGS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-w")
 _UNITS = ("fma", "f16c")
 """What x86-64 may lack: without it each `fma` of a kernel is a call, which took most of a product's time."""
+_SIGNED_ZEROS = "-fno-tree-forwprop"
+"""GCC makes one instruction of `-fma(a, b, c)`, whose zeros have the other sign."""
 _PLAIN, _WRONG = "-O1", "-O0"
 """A planted wrong runs a few small cases once: there the compiler's time counts."""
 _KERNEL = re.compile(r"__attribute__\(\(noinline\)\)\s+void\s+(\w+)\s*\(")
@@ -48,7 +50,7 @@ def flags() -> tuple[str, ...]:
     """The compiler's flags, with this processor's units for fused sums and half precision where it has them."""
     about = Path("/proc/cpuinfo")
     known = about.read_text().split() if about.exists() else ()
-    return (*FLAGS, *(f"-m{unit}" for unit in _UNITS if unit in known))
+    return (*FLAGS, _SIGNED_ZEROS, *(f"-m{unit}" for unit in _UNITS if unit in known))
 
 
 @cache
