@@ -9,25 +9,20 @@ from vtlab.ops.blocks import quant_traits
 
 from .codes import spread
 from .ggml import reachable
-from .launch import MULTIPROCESSORS, PROVIDER, as_rows, check_places, kind, results, start, vectors
+from .ggml_rows import LANES, several_rows
+from .launch import MULTIPROCESSORS, PROVIDER, as_rows, check_places, kind, results, start
 from .runtime import current
-from .scratch import scratch
 
 _FAMILY = "ggml_matmul"
-_BLOCK, _WARPS = 256, 8
-_FEW = 4
-"""Rows of a that meet the weights at once, where there are several."""
-_MOST = 1 << 35
-"""Values of a that are coded at once: kernels count 16-byte pieces of codes in 32 bits."""
-_LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
-"""Types whose sums run in eight lanes."""
+_MOST = 1 << 28
+"""Values of a that are coded at once: they take two bytes of scratch each."""
 
 
 @providers.provider("matmul_bt_quant", "cuda", PROVIDER)
 def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     """oracle.ggml_matmul.matmul_bt_quant.
 
-    Each row of a becomes codes once, in scratch; weights are read as they lie, once for every four rows of a. One row
+    Each row of a becomes codes once, in scratch; weights are read as they lie, once for up to 64 rows of a. One row
     alone is coded by every block for itself.
     """
     op, traits = "matmul_bt_quant", quant_traits(quant_type)
@@ -46,23 +41,25 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     at_once = max(1, _MOST // max(depth, 1))
     for first in range(0, rows, at_once):
         few = (a, target) if rows <= at_once else (a[first : first + at_once], target[first : first + at_once])
-        _product(op, *few, a_stride, b, stride, out_stride, quant_type, traits)
+        several_rows(op, *few, a_stride, b, stride, out_stride, quant_type)
     return target
 
 
-_CREW, _BESIDES = 16, 8
-"""Warps of a block that has one row of a, and those that send and add besides where blocks are of 256."""
+_CREW, _BESIDES, _ALL = 16, 8, 32
+"""Warps of a block that has one row of a, those that send and add besides where blocks are of 256, all for i-quants."""
 _TILE = 8
 """Rows whose terms a warp keeps at once, with blocks of 32."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
 _SUMS = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 8, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
 """Types of 256: sums that stand beside a block of the row's codes."""
-_ITEMS, _SLOTS = 16, {"Q4_K": 4}
-"""Blocks of 256 of sixteen rows in a slot of a ring, and slots at most, others 12: where all is sent for before the row
-of a is coded, its loads wait for the weight's."""
-_TABLES = 384 * 128
-"""Bytes of the i-quants' tables, of which each lane has its own."""
+_ITEMS, _MOST_SLOTS, _TEAMS = {"Q6_K": 8}, 12, {"Q2_K": 4, "Q6_K": 2}
+"""Blocks of sixteen rows in a slot of a ring, others `_MOST_ITEMS`; slots at most; teams of warps that have one each,
+others 1."""
+_MOST_ITEMS = 16
+_SIGNS = ("IQ2_XXS", "IQ3_XXS")
+_TABLES = 1024 + 256 * 256 + 38 * 8
+"""Bytes of the i-quants' tables, of which each lane has its own, of what may lie before them, and of barriers."""
 
 
 def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
@@ -72,11 +69,17 @@ def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
     if not depth or columns >= 1 << 31 or (in_pairs and not aligned) or runtime.capability() < (9, 0):
         return False
     room, grid = runtime.shared_memory(), min(MULTIPROCESSORS, -(-columns // 8))
-    slots, shared = (0, _shared_pairs(depth, *_PAIRS[quant_type])) if in_pairs else _ring(depth, quant_type, room)
+    if in_pairs:
+        slots, shared = 0, _shared_pairs(depth, *_PAIRS[quant_type])
+    elif quant_type in _SIGNS:
+        slots, shared = _signs(depth, quant_type, room, stride)
+    else:
+        slots, shared = _ring(depth, quant_type, room)
     if shared > room or (slots < 2 and not in_pairs):
         return False
-    args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, slots]
-    warps = _CREW if in_pairs else _CREW + _BESIDES
+    each = columns // (grid * _CREW if in_pairs else grid)
+    args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, each, slots]
+    warps = _CREW if in_pairs else _ALL if quant_type in _SIGNS else _CREW + _BESIDES
     start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * warps, 1), args, shared)
     return True
 
@@ -88,16 +91,32 @@ def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
 
 def _ring(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     """Slots of the ring and bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
-    nbytes, lanes = quant_traits(quant_type).nbytes, quant_type in _LANES
-    span = _ITEMS * nbytes
-    slot = 16 * (span + 32 if nbytes % 16 == 0 else 16 * ((span + 80) // 16 | 1)) + 24
-    block = 260 + 2 * _SUMS[quant_type]
+    nbytes, lanes = quant_traits(quant_type).nbytes, quant_type in LANES
+    items = _ITEMS.get(quant_type, _MOST_ITEMS)
+    slot, block = _slot(nbytes, items), 260 + 2 * _SUMS[quant_type]
     if not lanes:
-        slot, block = slot + 64 * _ITEMS, block + 16
-    rest = 16 + _TABLES * quant_type.startswith("IQ") + depth // 256 * block
-    slots = min(_SLOTS.get(quant_type, 12), (room - rest) // slot)
-    slots -= slots % (1 if lanes else 4)  # the same warps have a slot again and again
+        slot, block = slot + 64 * items, block + 16
+    rest = 24 * _MOST_SLOTS + depth // 256 * block
+    most = 4 if quant_type == "Q6_K" and depth >= 8192 else _MOST_SLOTS  # 8192 x 8192: 17.8 us, not 18.9 with six
+    slots = min(most, (room - rest) // slot)
+    slots -= slots % _TEAMS.get(quant_type, 1)  # the same warps have a slot again and again
     return slots, slots * slot + rest
+
+
+def _signs(depth: int, quant_type: str, room: int, stride: int) -> tuple[int, int]:
+    """The same of in_signs (cuda/ggml_signs.cuh), where rows that lie one after the other are a slot's as they are."""
+    nbytes, blocks = quant_traits(quant_type).nbytes, depth // 256
+    whole = blocks <= _MOST_ITEMS and stride == blocks * nbytes
+    slot = (16 * stride + 16 if whole else _slot(nbytes, _MOST_ITEMS)) + 64 * _MOST_ITEMS
+    rest = _TABLES + blocks * 276
+    slots = min(_MOST_SLOTS, (room - rest) // slot)
+    return slots, slots * slot + rest
+
+
+def _slot(nbytes: int, items: int) -> int:
+    """Bytes of sixteen rows of a slot's blocks."""
+    span = items * nbytes
+    return 16 * (span + 32 if nbytes % 16 == 0 else 16 * ((span + 80) // 16 | 1))
 
 
 def _target(op: str, out, inputs: tuple, shape: tuple[int, int], dtype: np.dtype) -> tuple[object, int]:
@@ -108,20 +127,3 @@ def _target(op: str, out, inputs: tuple, shape: tuple[int, int], dtype: np.dtype
             check_places(op, current(), [*inputs, out])
             return out, stride
     return results(op, out, inputs, (shape, dtype))[0], shape[1]
-
-
-def _product(op: str, a, target, a_stride: int, b, stride: int, out_stride: int, quant_type: str, traits) -> None:
-    (rows, depth), columns = a.shape, b.shape[0]
-    units, blocks = depth // 32, depth // traits.elements
-    size, scales = rows * -(-units // 32) * 1024, rows * blocks * 4
-    codes = current().pointer(scratch.take("ggml activations", size + scales + rows * units * 4))
-    beside = codes, codes + size, codes + size + scales
-    wide = int(vectors(depth, (a, a_stride)))
-    count = rows * blocks
-    lanes = 32 if traits.elements == 256 else 4
-    args = [count, blocks, a, a_stride, kind(a), wide, *beside, int(quant_type in _LANES)]
-    start(op, _FAMILY, f"ggml_codes_{traits.elements}", -(-count * lanes // _BLOCK), (_BLOCK, 1), args)
-    each = 1 if rows == 1 else _FEW
-    args = [rows, columns, units, b, stride, *beside, target, out_stride, kind(target)]
-    grid = -(-columns // _WARPS) * -(-rows // each)
-    start(op, _FAMILY, f"ggml_{quant_type.lower()}_{each}", grid, (_BLOCK, 1), args)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vtlab import oracle
-from vtlab.device import ggml_matmul
+from vtlab.device import ggml_matmul, ggml_rows
 from vtlab.ops.blocks import WEIGHT_TYPES, quant_traits
 from vtlab.ops.errors import ContractError
 from vtlab.oracle.ggml import random_blocks
@@ -109,6 +109,15 @@ def test_few_multiprocessors_have_many_rows_each(device, kind, monkeypatch):
         assert_bytes(device.fetch(got), want, f"K = {K}")
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q2_K"])
+def test_a_share_of_many_rows_for_several(device, kind, monkeypatch):
+    """A block takes its share in parts, whose stages follow each other in the same places."""
+    monkeypatch.setattr(ggml_rows, "MULTIPROCESSORS", 1)
+    a, b = draw((9, 1536), "bfloat16", 12), weights(kind, 270, 1536)
+    got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q3_K"])
 def test_a_gpu_with_less_shared_memory(kind):
     """One row of a goes the way of several where its codes, or two slots of a ring, do not fit."""
@@ -116,7 +125,7 @@ def test_a_gpu_with_less_shared_memory(kind):
     device = older(shared_memory=50 << 10)
     got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
     assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
-    assert device.runtime.launched == [f"ggml_codes_{quant_traits(kind).elements}", f"ggml_{kind.lower()}_1"]
+    assert device.runtime.launched == [f"ggml_codes_{quant_traits(kind).elements}", f"ggml_{kind.lower()}_few_early"]
 
 
 def test_many_rows_go_in_pieces(device, monkeypatch):

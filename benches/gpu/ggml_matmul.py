@@ -20,6 +20,8 @@ def benches() -> Iterator[Bench]:
         yield product(kind, 1, 34816, 5120)
         yield product(kind, 4, 14336, 4096)
         yield product(kind, 16, 14336, 4096)
+        yield product(kind, 64, 14336, 4096)
+        yield product(kind, 512, 14336, 4096)
     yield product("Q6_K", 1, 151936, 4096)
 
 

@@ -58,10 +58,10 @@ VT_FN void fetch_threes(unsigned (&q)[2][9], const u8* const (&p)[2], const unsi
 }
 
 // The integers of lanes 2 t and 2 t + 1 of both rows, and the rows' factors. `low` is the first row's term of the
-// minimums for t = 0, the second one's for t = 1.
+// minimums for t = 0, the second one's for t = 1. `within`: where blocks begin after a multiple of 16.
 template <int TYPE>
-VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const u8* const (&p)[2], const u8* codes, float d,
-                          const unsigned short* sums, int g, int t) {
+VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const u8* const (&p)[2], const int (&within)[2],
+                          const u8* codes, float d, const unsigned short* sums, int g, int t) {
     unsigned mine = 0xffu << 8 * (g & 3);  // the byte of a word that is lane g's, of an even word or an odd one
     unsigned m0 = g < 4 ? mine : 0u, m1 = g < 4 ? 0u : mine;
 #pragma unroll
@@ -115,7 +115,7 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
         total[1] = total[3] = dot2_low(lanes, 0x8100u, 0);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            int apart = (int)(unsigned long long)p[r] & 2;
+            int apart = within[r] & 2;
             either |= apart;
             aligned[r] = p[r] - apart;
             select[r] = apart ? 0x5432u : 0x3210u;
@@ -124,7 +124,7 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
         unsigned q[2][9];  // of each row: two words of third bits, four of codes, three of scales
         if (__any_sync(ALL, either)) fetch_threes<true>(q, aligned, select, t);
         else fetch_threes<false>(q, aligned, select, t);
-        unsigned scales[2][2], third[2][2][2][2];
+        unsigned scales[2][2], third[2][2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // Bytes of units 0 to 3 and 4 to 7, each of this lane's half of a unit.
@@ -136,13 +136,8 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
             scales[r][0] = s0 + (s0 & 0x20202020u) * 6;  // the sixth bit is a sign
             scales[r][1] = s1 + (s1 & 0x20202020u) * 6;
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {  // third bits of units u and u + 2 on top of two bits each
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    third[r][i][h][0] = ((h ? q[r][i] >> 2 : q[r][i] << 2) & 0x14141414u) * 5;
-                    third[r][i][h][1] = ((h ? q[r][i] >> 3 : q[r][i] << 1) & 0x14141414u) * 5;
-                }
-            }
+            for (int i = 0; i < 2; ++i)  // third bits of units u and u + 2 four apart: bits 2 and 3 meet 4 and 5
+                third[r][i] = chosen(0x30303030u, q[r][i] << 2, chosen(0x0c0c0c0cu, q[r][i] >> 2, q[r][i]));
         }
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
@@ -154,8 +149,9 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     int r = i & 1, word = i >> 1;
-                    unsigned two = q[r][2 + 2 * h + word] >> 2 * v, three = chosen(0x33333333u, two, third[r][word][h][v]);
-                    int s = (int)picked(scales[r][h], 0, 0x8880u + 0x1111u * (2 * (c & 1) + v));
+                    unsigned two = q[r][2 + 2 * h + word] >> 2 * v, top = third[r][word];
+                    unsigned three = chosen(0x33333333u, two, h && v ? top >> 1 : top << 2 - 2 * h - v);
+                    int s = dot4(scales[r][h], 1u << 8 * (2 * (c & 1) + v), 0);
                     b[i] = (three >> upper & 0x07070707u) * (unsigned)s + times_plus((unsigned)s, 0u - 0x04040404u, 0x7f7f7f7fu);
                 }
                 multiply_unsigned(total, b, (v ? x.z : x.x) & m0, (v ? x.w : x.y) & m1);
@@ -169,22 +165,22 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
         int either = 0;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            int apart = (int)(unsigned long long)p[r] & 2;
+            int apart = within[r] & 2;
             either |= apart;
             aligned[r] = p[r] - apart;
             select[r] = apart ? 0x5432u : 0x3210u;
             factor[r] = f16_at(p[r] + 208) * d;
         }
         bool straight = !__any_sync(ALL, either);
-#pragma unroll 1
+#pragma unroll
         for (int h = 0; h < 2; ++h) {
             Half f;
             if (straight) fetch_half<false>(f, aligned, select, h, t);
             else fetch_half<true>(f, aligned, select, h, t);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                f.q[4][r] ^= 0xaaaaaaaau;
-                f.q[5][r] ^= 0xaaaaaaaau;
+                f.q[4][r] = turned(f.q[4][r], 0xaaaaaaaau);
+                f.q[5][r] = turned(f.q[5][r], 0xaaaaaaaau);
             }
 #pragma unroll
             for (int u = 0; u < 4; u += 2) {

@@ -49,6 +49,7 @@ VT_FN unsigned on_top(unsigned four, unsigned bits) { return (bits & 15u) * 0x02
 template <int TYPE> VT_MEMBER void code_pairs(const Row& p, Eights& eights, u8* codes, unsigned* scales) {
     using P = Pairs<TYPE>;
     int units = (int)(p.depth / 32), stream = units * P::BYTES;
+#pragma unroll 1
     for (int first = 0; first < units * 4; first += 32 * CREW) {
         int at = first + (int)threadIdx.x;
         bool inside = at < units * 4;
@@ -118,7 +119,7 @@ VT_MEMBER void meet_pair(float (&term)[2], const unsigned (&w)[Pairs<TYPE>::WORD
     }
 }
 
-template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
+template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int each, int) {
     using P = Pairs<TYPE>;
     VT_SHARED(memory);
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = (int)(p.depth / 32), row_bytes = units * P::BYTES;
@@ -127,93 +128,128 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int) {
     unsigned* scales = (unsigned*)(memory + CREW * (P::DEPTH * P::SLOT + TILE * P::PITCH * 4));
     u8* codes = (u8*)(scales + 2 * units);
     int number = (int)blockIdx.x * CREW + warp, chunks = (units + 32 * P::UNITS - 1) / (32 * P::UNITS);
-    int first = cut(0, (int)p.columns, number, blocks * CREW), last = cut(0, (int)p.columns, number + 1, blocks * CREW);
+    int first = begin_of(number, blocks * CREW, (int)p.columns, each);
+    int last = begin_of(number + 1, blocks * CREW, (int)p.columns, each);
     int tiles = (last - first + TILE - 1) / TILE;
+    int height = tiles > 1 ? (int)((unsigned)(last - first + tiles - 1) / (unsigned)tiles) : last - first;  // of a tile
     // What is sent for next.
-    int tile = 0, chunk = 0, begin = first, end = tiles ? cut(first, last, 1, tiles) : first, row = begin, slot = 0;
+    int tile = 0, chunk = 0, begin = first, end = first + height, row = begin, slot = 0;
+    const u8* from = p.b + row * p.stride + 16 * lane;
+    const Spot spot = spot_of(ring + 16 * lane);
     auto send = [&](int to) {
         if (tile < tiles) {
-            int left = row_bytes - chunk * P::PIECE, bytes = left < P::PIECE ? left : P::PIECE;
+            int left = row_bytes - chunk * P::PIECE - 16 * lane;
 #pragma unroll
             for (int r = 0; r < P::ROWS; ++r) {
                 if (row + r >= end) break;
-                const u8* from = p.b + (row + r) * p.stride + chunk * P::PIECE;
 #pragma unroll
-                for (int i = 0; i * 512 < P::PIECE; ++i) {
-                    int at = 16 * lane + 512 * i;
-                    if (at < bytes) copy_async(ring + to * P::SLOT + r * P::PIECE + at, from + at);
+                for (int i = 0; i < P::PIECE; i += 512) {
+                    bool within = i + 512 <= P::PIECE || 16 * lane < P::PIECE - i;
+                    if (within && i < left) copy_to(spot + to * P::SLOT + r * P::PIECE + i, from + r * p.stride + i);
                 }
             }
             row += P::ROWS;
+            from += P::ROWS * p.stride;
             if (row >= end) {
                 if (++chunk == chunks) {
                     chunk = 0;
-                    if (++tile < tiles) {
-                        begin = end;
-                        end = cut(first, last, tile + 1, tiles);
-                    }
+                    ++tile;
+                    begin = end;
+                    end = end + height < last ? end + height : last;
                 }
                 row = begin;
+                from = p.b + row * p.stride + chunk * P::PIECE + 16 * lane;
             }
         }
         copies_close();
     };
     Eights eights(p, (int)threadIdx.x, 32 * CREW);
-    send(0);
-    send(1);  // the others after the codes, whose loads would have to wait for all that is sent for before them
+#pragma unroll 1
+    for (int s = 0; s < P::DEPTH - 1; ++s) send(s);
     code_pairs<TYPE>(p, eights, codes, scales);
-#pragma unroll
-    for (int s = 2; s < P::DEPTH - 1; ++s) send(s);
     __syncthreads();
-    for (int t = 0; t < tiles; ++t) {
-        int top = cut(first, last, t, tiles), rows = cut(first, last, t + 1, tiles) - top;
-        float sum = 0.0f;
+    unsigned x[P::STREAMS][P::WORDS], lack[P::UNITS];
+    float d[P::UNITS], sum = 0.0f;
+    int mine = 0;
+    // The activations' part of a chunk: how many units it has.
+    auto begin_chunk = [&](int c) {
+        int left = units - c * 32 * P::UNITS, count = left < 32 * P::UNITS ? left : 32 * P::UNITS;
+        mine = count / P::UNITS - 1 < lane ? count / P::UNITS - 1 : lane;
+        const u8* words = codes + c * P::PIECE + mine * P::WORDS * 4;
+#pragma unroll
+        for (int u = 0; u < P::UNITS; ++u) {
+            const unsigned* beside = scales + 2 * ((c * 32 + mine) * P::UNITS + u);
+            d[u] = vt_float((int)beside[0]);
+            lack[u] = beside[1];
+        }
+#pragma unroll
+        for (int k = 0; k < P::STREAMS; ++k) words_of_lane<TYPE>(x[k], words + k * row_bytes);
+        return count;
+    };
+    // The words of the next slot's rows; a second one that is not there leaves terms that nobody adds.
+    auto take_slot = [&](unsigned (&w)[P::ROWS][P::WORDS]) {
+        copies_wait<P::DEPTH - 2>();
+        warp_meets();
+        send(slot == 0 ? P::DEPTH - 1 : slot - 1);
+        const u8* held = ring + slot * P::SLOT + mine * P::WORDS * 4;
+        slot = slot + 1 == P::DEPTH ? 0 : slot + 1;
+#pragma unroll
+        for (int k = 0; k < P::ROWS; ++k) words_of_lane<TYPE>(w[k], held + k * P::PIECE);
+    };
+    auto meet_slot = [&](const unsigned (&w)[P::ROWS][P::WORDS], int r) {
+#pragma unroll
+        for (int k = 0; k < P::ROWS; ++k) {
+            float term[P::UNITS];
+            meet_pair<TYPE>(term, w[k], x, d, lack);
+            *(uint2*)(terms + (r + k) * P::PITCH + lane * P::UNITS) = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
+        }
+    };
+    auto add_four = [&](const float* from) {
+        uint4 four = *(const uint4*)from;
+        sum = sum + vt_float((int)four.x);
+        sum = sum + vt_float((int)four.y);
+        sum = sum + vt_float((int)four.z);
+        sum = sum + vt_float((int)four.w);
+    };
+    auto add_up_to = [&](const float* from, int count) {
+        int i = 0;
+#pragma unroll 4
+        for (; i + 4 <= count; i += 4) add_four(from + i);
+        for (; i < count; ++i) sum = sum + from[i];
+    };
+    if (height <= P::ROWS && tiles == 1) {
+        // A slot a chunk: terms of one are added while those of the next are made, which would take as long again.
+        // Before the first they are zeros, which leave the sum at +0.
+        const float* from = terms + (lane % P::ROWS) * P::PITCH;
+        for (int i = lane; i < P::ROWS * P::PITCH; i += 32) terms[P::ROWS * P::PITCH + i] = 0.0f;
+        int count = 0;
+#pragma unroll 1
         for (int c = 0; c < chunks; ++c) {
-            int left = units - c * 32 * P::UNITS, count = left < 32 * P::UNITS ? left : 32 * P::UNITS;
-            int mine = count / P::UNITS - 1 < lane ? count / P::UNITS - 1 : lane;
-            unsigned x[P::STREAMS][P::WORDS];
-            float d[P::UNITS];
-            unsigned lack[P::UNITS];
-            const u8* words = codes + c * P::PIECE + mine * P::WORDS * 4;
+            unsigned w[P::ROWS][P::WORDS];
+            count = begin_chunk(c);
+            take_slot(w);
 #pragma unroll
-            for (int u = 0; u < P::UNITS; ++u) {
-                const unsigned* beside = scales + 2 * ((c * 32 + mine) * P::UNITS + u);
-                d[u] = vt_float((int)beside[0]);
-                lack[u] = beside[1];
-            }
-#pragma unroll
-            for (int k = 0; k < P::STREAMS; ++k) words_of_lane<TYPE>(x[k], words + k * row_bytes);
+            for (int i = 0; i < 32 * P::UNITS; i += 4) add_four(from + (~c & 1) * P::ROWS * P::PITCH + i);
+            meet_slot(w, (c & 1) * P::ROWS);
+        }
+        warp_meets();
+        add_up_to(from + (~chunks & 1) * P::ROWS * P::PITCH, count);
+        float one[1] = {sum};
+        if (lane < last - first) store(p.out, first + lane, one, (int)p.kind);
+        return;
+    }
+    for (int t = 0; t < tiles; ++t) {
+        int top = first + t * height, rows = last - top < height ? last - top : height;
+        sum = 0.0f;
+        for (int c = 0; c < chunks; ++c) {
+            int count = begin_chunk(c);
             for (int r = 0; r < rows; r += P::ROWS) {
-                copies_wait<P::DEPTH - 2>();
-                warp_meets();
-                send(slot == 0 ? P::DEPTH - 1 : slot - 1);
-                const u8* held = ring + slot * P::SLOT + mine * P::WORDS * 4;
-                slot = slot + 1 == P::DEPTH ? 0 : slot + 1;
-                // A second row that is not there leaves terms that nobody adds.
                 unsigned w[P::ROWS][P::WORDS];
-#pragma unroll
-                for (int k = 0; k < P::ROWS; ++k) words_of_lane<TYPE>(w[k], held + k * P::PIECE);
-#pragma unroll
-                for (int k = 0; k < P::ROWS; ++k) {
-                    float term[P::UNITS];
-                    meet_pair<TYPE>(term, w[k], x, d, lack);
-                    *(uint2*)(terms + (r + k) * P::PITCH + lane * P::UNITS) = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
-                }
+                take_slot(w);
+                meet_slot(w, r);
             }
             warp_meets();
-            if (lane < rows) {
-                const float* from = terms + lane * P::PITCH;
-                int i = 0;
-#pragma unroll 4
-                for (; i + 4 <= count; i += 4) {
-                    uint4 four = *(const uint4*)(from + i);
-                    sum = sum + vt_float((int)four.x);
-                    sum = sum + vt_float((int)four.y);
-                    sum = sum + vt_float((int)four.z);
-                    sum = sum + vt_float((int)four.w);
-                }
-                for (; i < count; ++i) sum = sum + from[i];
-            }
+            if (lane < rows) add_up_to(terms + lane * P::PITCH, count);
             warp_meets();
         }
         float one[1] = {sum};

@@ -18,31 +18,42 @@ struct Row {
     i64 kind;
 };
 
-// Bounds of part `i` of `parts` of [first, last).
-VT_FN int cut(int first, int last, int i, int parts) { return first + (int)((i64)(last - first) * i / parts); }
+// Where part `i` of `parts` of `count` begins, whose size is `each` or, of the first ones, one more.
+VT_FN int begin_of(int i, int parts, int count, int each) {
+    int over = count - parts * each;
+    return i * each + (i < over ? i : over);
+}
 
-// Eight neighbours of the row at a time, `step` times eight from one to the next, and zeros past its end; they are on
-// their way one time ahead.
+// Eight neighbours of the row at a time, `step` times eight from one to the next, and zeros past its end. AHEAD times are
+// on their way together: asked for before the weight, whose bytes they would else have to wait for.
 struct Eights {
+    static constexpr int AHEAD = 4;
     const Row& p;
-    int at, step;
+    int at, step, taken = 0;
     bool wide;
-    Raw<8> raw;
+    Raw<8> raw[AHEAD];
 
     VT_MEMBER Eights(const Row& row, int first, int apart) : p(row), at(first), step(apart) {
         wide = ((unsigned long long)p.a & 15) == 0;
         ask();
     }
-    VT_MEMBER bool inside() const { return at * 8 < (int)p.depth; }
     VT_MEMBER void ask() {
-        raw = {};
-        if (wide && inside()) raw = fetch<8>(p.a, (i64)at * 8, (int)p.a_kind);
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            raw[i] = {};  // nothing is copied out of what is on its way: that would wait for it
+            if (!wide || (at + i * step) * 8 >= (int)p.depth) continue;
+            const uint4* from = (const uint4*)((const char*)p.a + (i64)(at + i * step) * 8 * item_size((int)p.a_kind));
+            raw[i].a = from[0];
+            if (p.a_kind == F32) raw[i].b = from[1];
+        }
     }
     VT_MEMBER void next(float (&x)[8]) {
-        widen(x, raw, (int)p.a_kind);
-        if (!wide && inside()) load_eight(x, p.a, (i64)at * 8, (int)p.a_kind, false);
+        widen(x, raw[0], (int)p.a_kind);
+        if (!wide && at * 8 < (int)p.depth) load_eight(x, p.a, (i64)at * 8, (int)p.a_kind, false);
         at += step;
-        if (wide) ask();
+#pragma unroll
+        for (int i = 0; i + 1 < AHEAD; ++i) raw[i] = raw[i + 1];
+        if (++taken % AHEAD == 0) ask();
     }
 };
 
@@ -51,7 +62,18 @@ struct Eights {
 VT_FN void team_meets(int team, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(threads) : "memory");
 }
+// A place in shared memory for copies, made once: from a pointer it would be made anew for each.
+typedef unsigned Spot;
+VT_FN Spot spot_of(const void* shared) {
+    Spot spot;
+    asm volatile("mov.b32 %0, %1;" : "=r"(spot) : "r"((unsigned)__cvta_generic_to_shared(shared)));
+    return spot;
+}
+VT_FN void copy_to(Spot to, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
 VT_FN int ones_of(unsigned bits) { return __popc(bits); }
+VT_FN int sum_of_warp(int x) { return __reduce_add_sync(ALL, x); }
 // Bytes of b and a by the lowest four nibbles of `select`: 0 to 3 are a's, and from 8 on their upper bits alone.
 VT_FN unsigned picked(unsigned a, unsigned b, unsigned select) {
     unsigned found;
@@ -61,6 +83,11 @@ VT_FN unsigned picked(unsigned a, unsigned b, unsigned select) {
 // As one instruction, whatever else is multiplied by `a`.
 VT_FN unsigned times_plus(unsigned a, unsigned b, unsigned c) {
     asm("mad.lo.u32 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(c));
+    return a;
+}
+// With the bits of `mask` turned over, once for all that is made of it.
+VT_FN unsigned turned(unsigned a, unsigned mask) {
+    asm("xor.b32 %0, %0, %1;" : "+r"(a) : "r"(mask));
     return a;
 }
 // Bits of a where those of `mask` are set, else of b: as one instruction.
@@ -104,7 +131,14 @@ static inline void team_meets(int team, int threads) {
     emulation::teams[team].size = threads;
     emulation::wait_for(emulation::teams[team]);
 }
+typedef u8* Spot;
+static inline Spot spot_of(u8* shared) { return shared; }
+static inline void copy_to(Spot to, const void* global) { copy_async(to, global); }
 static inline int ones_of(unsigned bits) { return __builtin_popcount(bits); }
+static inline int sum_of_warp(int x) {
+    for (int m = 16; m >= 1; m /= 2) x += __shfl_xor_sync(ALL, x, m);
+    return x;
+}
 static inline unsigned picked(unsigned a, unsigned b, unsigned select) {
     unsigned long long both = (unsigned long long)b << 32 | a;
     unsigned found = 0;
@@ -115,6 +149,7 @@ static inline unsigned picked(unsigned a, unsigned b, unsigned select) {
     return found;
 }
 static inline unsigned times_plus(unsigned a, unsigned b, unsigned c) { return a * b + c; }
+static inline unsigned turned(unsigned a, unsigned mask) { return a ^ mask; }
 static inline unsigned chosen(unsigned mask, unsigned a, unsigned b) { return (a & mask) | (b & ~mask); }
 static inline int dot2(int pair, unsigned bytes, int sum) {
     return sum + (short)pair * (int)(signed char)bytes + (pair >> 16) * (int)(signed char)(bytes >> 8);
@@ -146,3 +181,28 @@ static inline void multiply_unsigned(int (&c)[4], const unsigned (&a)[4], unsign
     multiply_as<unsigned char>(c, a[2], a[3], b1);
 }
 #endif
+
+// codes_256 as two words a lane, or all of them and their scale with the other sign, which no product sees. Where no
+// value is NaN or infinite and the largest no smaller than 2^-120, products of the inverse are at most 127 when rounded:
+// their nearest integer is left in the lowest bits of 1.5 * 2^23 and them.
+struct Words {
+    float d;
+    unsigned low, high;
+};
+VT_FN Words words_256(const float (&x)[8]) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) most = larger(most, vt_abs(x[i]));
+    unsigned largest = largest_of_warp((unsigned)vt_bits(most));
+    if (__builtin_expect(largest - 0x03800000u >= 0x7f800000u - 0x03800000u, 0)) {
+        Codes c = codes_256(x);
+        return {c.d, packed4(c.code[0], c.code[1], c.code[2], c.code[3]),
+                packed4(c.code[4], c.code[5], c.code[6], c.code[7])};
+    }
+    float inverse = 127.0f / vt_float((int)largest);
+    unsigned near[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) near[i] = (unsigned)vt_bits(inverse * x[i] + 12582912.0f);
+    return {1.0f / inverse, permute(permute(near[0], near[1], 0x0040), permute(near[2], near[3], 0x0040), 0x5410),
+            permute(permute(near[4], near[5], 0x0040), permute(near[6], near[7], 0x0040), 0x5410)};
+}

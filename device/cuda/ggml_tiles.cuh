@@ -2,23 +2,26 @@
 //
 // Senders bring bytes by the copy engine: a slot of a ring is sixteen rows by up to sixteen blocks, neighbours in the
 // order of tiles and, within a tile, of blocks, so that a slot may end one tile and begin another: two stretches of a
-// row. Sixteen warps code the row of a first; then they take a slot's blocks, one at a time on the tensor cores where
-// sums run in eight lanes (ggml_meet.cuh), else four (ggml_whole.cuh), and leave their terms where the block was, or
-// beside the ring. Adders add terms in the order of blocks and hand the slot back. Nobody waits for a neighbour, but
-// for bytes, for terms or for a slot. There are four senders and four adders because one warp's copies or sums of a
-// slot would take longer than the products.
+// row. They send for the first slots before anybody else has begun, and for the others once the row of a is coded.
+// Sixteen warps code that row first; then they take a slot's blocks, one at a time on the tensor cores where sums run
+// in eight lanes (ggml_meet.cuh), else four (ggml_whole.cuh), and leave their terms where the block was, or beside the
+// ring. Adders add terms in the order of blocks and hand the slot back. Nobody waits for a neighbour, but for bytes,
+// for terms or for a slot.
 #pragma once
 #include "ggml_ring.cuh"
 #include "ggml_whole.cuh"
 
-constexpr int ITEMS = 16;                // blocks of each row in a slot
+constexpr int MOST_SLOTS = 12;           // slots of a ring at most
 constexpr int SENDERS = 4, ADDERS = 4;  // warps that send for a slot and add its terms, rows by rows
 
 template <int TYPE> struct Tiles {
     static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
-    static constexpr bool ALIGNED = BYTES % 16 == 0, GRID = TYPE == IQ2_XXS || TYPE == IQ3_XXS;
+    static constexpr bool ALIGNED = BYTES % 16 == 0;
     static constexpr int ADD = SUMS == 8 ? ADDERS : 1;  // warps that add
+    // Blocks of each row in a slot: where the last slot's products would take long, half as many.
+    static constexpr int ITEMS = TYPE == Q6_K ? 8 : 16;
     static constexpr int AT_ONCE = SUMS == 1 ? 4 : 1;  // blocks of sixteen rows that a warp has
+    static constexpr int MATES = ITEMS / AT_ONCE, TEAMS = CREW / MATES;  // MATES: warps of a slot
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
     static constexpr bool LANE_SUMS = TYPE == Q3_K;               // sums of the activations by lanes, not by units
     static constexpr bool PAIRED = ALIGNED || LANE_SUMS;          // lane t has words 2 t and 2 t + 1, else t and t + 4
@@ -37,13 +40,14 @@ template <int TYPE> struct Tiles {
     static VT_MEMBER int terms_of(int item) { return ALIGNED ? item * BYTES : item * BYTES + 64 + 15 & ~15; }
 };
 
-// What the warps of a block share: rows [first, last) of the weight, `turns` slots of `per` blocks but for the last,
-// and memory: barriers of the ring's slots, terms of blocks with one sum, the ring, and the row of a.
+// What the warps of a block share: rows [first, last) of the weight, whose `all` blocks of tiles are in
+// slots of `per` each but for the last, and memory: barriers of the ring's slots, terms of blocks with one sum, the
+// ring, and the row of a.
 struct Share {
-    int blocks, first, last, per, all, turns, slots;
+    int blocks, first, last, per, all, slots;
     u64 *full, *done, *empty;
     float* ones;
-    u8 *tables, *ring, *codes;
+    u8 *ring, *codes;
     unsigned short* sums;
     float* scales;
 };
@@ -52,25 +56,25 @@ struct Share {
 template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
     using T = Tiles<TYPE>;
     int lane = threadIdx.x & 31, part = lane & 3, unit = lane >> 2;
+#pragma unroll 1
     for (int block = (int)threadIdx.x >> 5; block < w.blocks; block += CREW) {
         float x[8];
         eights.next(x);
-        Codes c = codes_256(x);
-        unsigned low = packed4(c.code[0], c.code[1], c.code[2], c.code[3]);
-        unsigned high = packed4(c.code[4], c.code[5], c.code[6], c.code[7]);
+        Words c = words_256(x);
         u8* codes = w.codes + block * T::CODES;
         u8* to = codes + (unit >> 1) * 64 + (unit & 1) * 8;
         if constexpr (T::SUMS == 1) {
-            *(uint2*)(codes + lane * 8) = {low, high};
+            *(uint2*)(codes + lane * 8) = {c.low, c.high};
         } else if constexpr (T::PAIRED) {
-            *(uint2*)(to + part * 16) = {low, high};
+            *(uint2*)(to + part * 16) = {c.low, c.high};
         } else {
             unsigned* words = (unsigned*)(to + (part & 1) * 32 + (part >> 1) * 4);
-            words[0] = low;
-            words[4] = high;
+            words[0] = c.low;
+            words[4] = c.high;
         }
         if constexpr (T::MINIMUM) {
-            int total = c.total + __shfl_xor_sync(ALL, c.total, 1);
+            int total = dot4(c.low, 0x01010101u, dot4(c.high, 0x01010101u, 0));
+            total += __shfl_xor_sync(ALL, total, 1);
             if constexpr (!T::HALVES) total += __shfl_xor_sync(ALL, total, 2);
             unsigned short* to = w.sums + block * T::A_SUMS + (T::HALVES ? lane / 2 : unit);
             if (T::HALVES ? (part & 1) == 0 : part == 0) *to = (unsigned short)total;
@@ -78,9 +82,10 @@ template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
         if constexpr (T::LANE_SUMS) {
 #pragma unroll
             for (int i = 0; i < 8; i += 2) {
-                int two = c.code[i] + c.code[i + 1] * 65536;
-#pragma unroll
-                for (int m = 1; m <= 16; m *= 2) two += __shfl_xor_sync(ALL, two, m);
+                unsigned four = i < 4 ? c.low : c.high;
+                int here = (int)picked(four, 0, i & 2 ? 0xaaa2u : 0x8880u);
+                int next = (int)picked(four, 0, i & 2 ? 0xbbb3u : 0x9991u);
+                int two = sum_of_warp(here + next * 65536);
                 if (lane == i) *(int*)(w.sums + block * 8 + i) = (two & 0xffff) | (two - (short)two & ~0xffff);
             }
         }
@@ -100,17 +105,24 @@ struct Place {
     }
 };
 
-// Rows from the sixteen bytes that a stretch begins in; nothing past the weight is touched.
-template <int TYPE> VT_MEMBER void send_for(const Row& p, const Share& w) {
+// How far a sender has come, and the blocks that are left.
+struct Sent {
+    Place at;
+    int slot, left;
+    unsigned parity;
+};
+
+// Rows from the sixteen bytes that a stretch begins in, for so many slots at most; nothing past the weight is touched.
+template <int TYPE> VT_MEMBER void send_for(const Row& p, const Share& w, Sent& sent, int slots, bool wait) {
     using T = Tiles<TYPE>;
-    int lane = threadIdx.x & 31, mine = ((int)threadIdx.x / 32 - CREW) * (16 / SENDERS) + lane, slot = 0, left = w.all;
+    int lane = threadIdx.x & 31, mine = ((int)threadIdx.x / 32 - CREW) * (16 / SENDERS) + lane;
     bool sends = lane < 16 / SENDERS;
-    unsigned parity = 1;
-    Place at = {0, 0};
-    for (int turn = 0; turn < w.turns; ++turn) {
-        phase_over(w.empty + slot, parity);
-        int count = left < w.per ? left : w.per;
-        left -= count;
+    Place& at = sent.at;
+    int& slot = sent.slot;
+    for (; sent.left > 0 && slots > 0; --slots) {
+        if (wait) phase_over(w.empty + slot, sent.parity);
+        int count = sent.left < w.per ? sent.left : w.per;
+        sent.left -= count;
         for (int item = 0; item < count;) {
             int n = w.blocks - at.block < count - item ? w.blocks - at.block : count - item;
             int row = w.first + 16 * at.tile + mine;
@@ -120,8 +132,9 @@ template <int TYPE> VT_MEMBER void send_for(const Row& p, const Share& w) {
                 int skew = T::ALIGNED ? 0 : (int)(unsigned long long)from & 15, end = skew + n * T::BYTES;
                 from -= skew;
                 int whole = T::ALIGNED ? end : end + 15 & ~15;
-                if (!T::ALIGNED && row + 1 == (int)p.columns && at.block + n == w.blocks) {
+                if (!T::ALIGNED && __builtin_expect(row + 1 == (int)p.columns && at.block + n == w.blocks, 0)) {
                     whole = end & ~15;
+#pragma unroll 1
                     for (int i = whole; i < end; i += 2)
                         *(unsigned short*)(to + i) = *(const unsigned short*)(from + i);
                 }
@@ -133,7 +146,7 @@ template <int TYPE> VT_MEMBER void send_for(const Row& p, const Share& w) {
         if (sends) arrive(w.full + slot);
         if (++slot == w.slots) {
             slot = 0;
-            parity ^= 1;
+            sent.parity ^= 1;
         }
     }
 }
@@ -143,55 +156,68 @@ template <int TYPE> VT_MEMBER void add_up(const Row& p, const Share& w) {
     using T = Tiles<TYPE>;
     constexpr bool EIGHT = T::SUMS == 8;
     int lane = threadIdx.x & 31, row = EIGHT ? ((int)threadIdx.x / 32 - CREW - SENDERS) * 4 + lane / 8 : lane & 15;
-    int slot = 0, left = w.all, block = 0, top = w.first;
+    int slot = 0, left = w.all, block = 0, top = w.first, own = EIGHT ? lane % 8 * 4 : 0;
     unsigned parity = 0;
-    float sum = 0.0f, low = 0.0f;
-    for (int turn = 0; turn < w.turns; ++turn) {
+    float sum = 0.0f, low = 0.0f, ready = 0.0f, ready_low = 0.0f;
+    while (left > 0) {
         phase_over(w.done + slot, parity);
+        bool again = left > w.slots * w.per, ends = false;  // whether others come into the slot; whether a tile ends in it
         int count = left < w.per ? left : w.per;
         left -= count;
         for (int item = 0; item < count;) {
             int n = w.blocks - block < count - item ? w.blocks - block : count - item;
             for (int i = 0; i < n; i += 8) {
-                float term[8], less[8];
+                int first = item + i, here = n - i;
+                const u8* from = EIGHT ? w.ring + slot * T::SLOT + row * T::PITCH
+                                       : (const u8*)(w.ones + (slot * T::ITEMS + first) * 16 + row);
+                if (here >= 8 && (!EIGHT || first % 8 == 0)) {  // their terms are at distances that are known when compiled
+                    float term[8], less[8];
+                    if constexpr (EIGHT) from += first * T::BYTES;
 #pragma unroll
-                for (int k = 0; k < 8; ++k) {
-                    term[k] = less[k] = 0.0f;
-                    if (i + k >= n) continue;
-                    if constexpr (EIGHT) {
-                        const u8* from = w.ring + slot * T::SLOT + row * T::PITCH + T::terms_of(item + i + k);
-                        term[k] = *(const float*)(from + lane % 8 * 4);
-                        if constexpr (T::LOWS) less[k] = *(const float*)(from + 32);
-                    } else {
-                        term[k] = w.ones[(slot * ITEMS + item + i + k) * 16 + row];
+                    for (int k = 0; k < 8; ++k) {
+                        const u8* terms = from + (EIGHT ? T::terms_of(k) : 64 * k);
+                        term[k] = *(const float*)(terms + own);
+                        if constexpr (T::LOWS) less[k] = *(const float*)(terms + 32);
                     }
-                }
 #pragma unroll
-                for (int k = 0; k < 8; ++k) {
-                    if (i + k >= n) continue;
-                    sum = sum + term[k];
-                    if (T::LOWS) low = low - less[k];
+                    for (int k = 0; k < 8; ++k) {
+                        sum = sum + term[k];
+                        if (T::LOWS) low = low - less[k];
+                    }
+                } else {
+#pragma unroll 1
+                    for (int k = 0; k < 8 && k < here; ++k) {
+                        const u8* terms = from + (EIGHT ? T::terms_of(first + k) : 64 * k);
+                        sum = sum + *(const float*)(terms + own);
+                        if constexpr (T::LOWS) low = low - *(const float*)(terms + 32);
+                    }
                 }
             }
             item += n;
             block += n;
             if (block < w.blocks) continue;
-            float total[1] = {low};
+            ends = true;
+            ready = sum, ready_low = low;
+            sum = low = 0.0f;
+            block = 0;
+        }
+        if (again) {
+            before_copies();
+            warp_meets();
+            if (lane == 0) arrive(w.empty + slot);
+        }
+        if (ends) {  // one tile at most; its results are on their way when the slot is no longer waited for
+            float total[1] = {ready_low};
             if constexpr (EIGHT) {
 #pragma unroll
-                for (int c = 0; c < 8; ++c) total[0] = total[0] + __shfl_sync(ALL, sum, (lane & 24) + c);
+                for (int c = 0; c < 8; ++c) total[0] = total[0] + __shfl_sync(ALL, ready, (lane & 24) + c);
             } else {
-                total[0] = sum * Block<TYPE>::FOLD;
+                total[0] = ready * Block<TYPE>::FOLD;
             }
             bool mine = EIGHT ? lane % 8 == 0 : lane < 16;
             if (mine && top + row < w.last) store(p.out, top + row, total, (int)p.kind);
-            sum = low = 0.0f;
-            block = 0;
             top += 16;
         }
-        before_copies();
-        warp_meets();
-        if (lane == 0) arrive(w.empty + slot);
         if (++slot == w.slots) {
             slot = 0;
             parity ^= 1;
@@ -202,9 +228,8 @@ template <int TYPE> VT_MEMBER void add_up(const Row& p, const Share& w) {
 // A slot's blocks, as many at a time as T::AT_ONCE says.
 template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
     using T = Tiles<TYPE>;
-    constexpr int MATES = ITEMS / T::AT_ONCE, TEAMS = CREW / MATES;  // MATES: warps of a slot
     int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    int item = warp % MATES, slot = warp / MATES;
+    int item = warp % T::MATES, slot = warp / T::MATES;
     if constexpr (T::SUMS == 1) {
         item = 4 * item + (lane >> 3);
         g = lane & 7;
@@ -212,29 +237,34 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
     unsigned parity = 0;
     Place at = {0, 0};
     at.forward(slot * w.per + item, w.blocks);
-    for (int turn = slot; turn < w.turns; turn += TEAMS) {
+    int skew[2];  // of the rows' first bytes: sixteen rows further on it is the same
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+        skew[k] = (int)(unsigned long long)(p.b + (w.first + g + 8 * k) * p.stride) & 15;
+    int within[2], known = -1;
+    float d = 0.0f;
+    for (int before = slot * w.per; before < w.all; before += T::TEAMS * w.per) {
         phase_over(w.full + slot, parity);
-        if (item < w.per && turn * w.per + item < w.all) {
+        if (item < w.per && before + item < w.all) {
             u8* held = w.ring + slot * T::SLOT;
             const u8* mine[2];
-            int begin = at.block < item ? item - at.block : 0;  // of this stretch
+            if (at.block != known) {  // where rows have as many blocks as slots, it is always the same
+                int begin = item - at.block, moved = begin > 0 ? 0 : -begin * T::BYTES;
+                int place = begin > 0 ? T::start_of(begin) + at.block * T::BYTES : item * T::BYTES;
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                int row = g + 8 * k, within = item * T::BYTES;
-                if constexpr (!T::ALIGNED) {
-                    i64 away = (w.first + 16 * at.tile + row) * p.stride + (at.block - item + begin) * T::BYTES;
-                    int skew = (int)(unsigned long long)(p.b + away) & 15;
-                    within = T::start_of(begin) + skew + (item - begin) * T::BYTES;
-                }
-                mine[k] = held + row * T::PITCH + within;
+                for (int k = 0; k < 2; ++k)
+                    within[k] = (g + 8 * k) * T::PITCH + (T::ALIGNED ? item * T::BYTES : place + (skew[k] + moved & 15));
+                d = w.scales[at.block];
+                known = at.block;
             }
+#pragma unroll
+            for (int k = 0; k < 2; ++k) mine[k] = held + within[k];
             const u8* codes = w.codes + at.block * T::CODES;
             const unsigned short* sums = w.sums + at.block * T::A_SUMS;
-            float d = w.scales[at.block];
             if constexpr (T::SUMS == 8) {
                 int total[4];
                 float factor[2], less;
-                meet_lanes<TYPE>(total, factor, less, mine, codes, d, sums, g, t);
+                meet_lanes<TYPE>(total, factor, less, mine, within, codes, d, sums, g, t);
                 warp_meets();  // everybody has read the block
                 u8* to = held + T::terms_of(item);
                 if (T::LOWS && t < 2) *(float*)(to + (g + 8 * t) * T::PITCH + 32) = less;
@@ -244,25 +274,25 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
                     *(uint2*)(to + (g + 8 * k) * T::PITCH + 8 * t) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
                 }
             } else {
-                float term[2], *to = w.ones + (slot * ITEMS + item) * 16 + g;
-                meet_whole<TYPE>(term, mine, codes, d, sums, w.tables + 4 * lane);
-                to[0] = term[0];
-                to[8] = term[1];
+                float term[2], *to = w.ones + (slot * T::ITEMS + item) * 16 + g;
+                meet_whole<TYPE>(term, mine, codes, d, sums);
+#pragma unroll
+                for (int k = 0; k < 2; ++k) to[8 * k] = term[k];
             }
         }
         warp_meets();
         arrive(w.done + slot);  // each lane for its own terms: race checkers do not let one lane speak for all
-        slot += TEAMS;
+        slot += T::TEAMS;
         if (slot >= w.slots) {
             slot -= w.slots;
             parity ^= 1;
         }
-        at.forward(TEAMS * w.per, w.blocks);
+        at.forward(T::TEAMS * w.per, w.blocks);
     }
 }
 
 // `slots` are a multiple of TEAMS: the same warps have a slot again and again, and see each of its phases.
-template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
+template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, int slots) {
     using T = Tiles<TYPE>;
     VT_SHARED(memory);
     int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
@@ -270,35 +300,42 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int slots) {
     w.blocks = (int)(p.depth / 256);
     w.slots = slots;
     w.full = (u64*)memory;
-    w.done = w.full + slots;
-    w.empty = w.done + slots;
-    w.tables = memory + (slots * 24 + 15 & ~15);
-    w.ones = (float*)(w.tables + (T::GRID ? (GRID_WORDS + SIGN_WORDS) * 4 : 0));
-    w.ring = (u8*)w.ones + (T::SUMS == 1 ? slots * ITEMS * 64 : 0);
+    w.done = w.full + MOST_SLOTS;
+    w.empty = w.done + MOST_SLOTS;
+    w.ones = (float*)(memory + 24 * MOST_SLOTS);
+    w.ring = (u8*)w.ones + (T::SUMS == 1 ? slots * T::ITEMS * 64 : 0);
     w.codes = w.ring + slots * T::SLOT;
     w.sums = (unsigned short*)(w.codes + w.blocks * T::CODES);
     w.scales = (float*)(w.sums + w.blocks * T::A_SUMS);
-    // The first blocks have a row more where rows do not come out even.
-    int number = (int)blockIdx.x, rows = (int)((unsigned)p.columns / (unsigned)grid);
-    int over = (int)p.columns - rows * grid;
-    w.first = number * rows + (number < over ? number : over);
-    w.last = w.first + rows + (number < over);
+    w.first = begin_of((int)blockIdx.x, grid, (int)p.columns, each);
+    w.last = begin_of((int)blockIdx.x + 1, grid, (int)p.columns, each);
     // A row of fewer blocks than a slot has fills it alone: a slot has blocks of two tiles at most.
-    w.per = w.blocks < ITEMS ? w.blocks : ITEMS;
+    w.per = w.blocks < T::ITEMS ? w.blocks : T::ITEMS;
     w.all = (w.last - w.first + 15) / 16 * w.blocks;
-    w.turns = (w.all + w.per - 1) / w.per;
-    Eights eights(p, warp < CREW ? (int)threadIdx.x : (int)p.depth, 32 * CREW);
-    if (lane == 0) {  // a warp a barrier: to begin one takes long
-        for (int i = warp; i < 3 * slots; i += CREW + SENDERS + ADDERS)
-            phases_begin(w.full + i, i < slots ? 16 : i < 2 * slots ? 32 * ITEMS / T::AT_ONCE : T::ADD);
-        phases_seen();
+    Sent sent = {{0, 0}, 0, w.all, 1};
+    if (warp < CREW) {
+        Eights eights(p, (int)threadIdx.x, 32 * CREW);
+        code_tiles<TYPE>(w, eights);
+    } else if (warp < CREW + SENDERS) {
+        if (lane == 0) {  // a warp a barrier: to begin one takes long
+#pragma unroll 1
+            for (int i = warp - CREW; i < slots; i += SENDERS) phases_begin(w.full + i, 16);
+            phases_seen();
+        }
+        team_meets(1, 32 * SENDERS);
+        send_for<TYPE>(p, w, sent, w.blocks > CREW ? 2 : 1, false);  // any more would keep loads of a waiting
+    } else if (warp < CREW + SENDERS + T::ADD) {
+        if (lane == 0) {
+#pragma unroll 1
+            for (int i = warp - CREW - SENDERS; i < slots; i += T::ADD) {
+                phases_begin(w.done + i, 32 * T::MATES);
+                phases_begin(w.empty + i, T::ADD);
+            }
+            phases_seen();
+        }
     }
     __syncthreads();
-    if (warp >= CREW + SENDERS + T::ADD) return;
-    if (warp >= CREW + SENDERS) return add_up<TYPE>(p, w);
-    if (warp >= CREW) return send_for<TYPE>(p, w);
-    if constexpr (T::GRID) unfold<TYPE>((unsigned*)w.tables);
-    code_tiles<TYPE>(w, eights);
-    team_meets(1, 32 * CREW);
-    meet_up<TYPE>(p, w);
+    if (warp < CREW) meet_up<TYPE>(p, w);
+    else if (warp < CREW + SENDERS) send_for<TYPE>(p, w, sent, 0x7fffffff, true);
+    else if (warp < CREW + SENDERS + T::ADD) add_up<TYPE>(p, w);
 }
