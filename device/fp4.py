@@ -51,13 +51,13 @@ def scaled_fp4_quant(x, input_global_scale, *, is_sf_swizzled_layout=True, round
         if tiled:
             across = -(-blocks // 4)
             args += [*divider(across), *divmod(grid * TEAM // 32, across)]
-            start(op, "fp4", "fp4_stream_tiles", grid, (TEAM, 1), args)
+            start(op, "fp4", "fp4_stream_tiles_early", grid, (TEAM, 1), args)
         else:
-            start(op, "fp4", "fp4_stream_rows", grid, (TEAM, 1), [*args, *divider(blocks), grid * TEAM])
+            start(op, "fp4", "fp4_stream_rows_early", grid, (TEAM, 1), [*args, *divider(blocks), grid * TEAM])
     elif not many and brain and aligned and words and rounding == "vt":
         own = -(-2 * count // FEW_BLOCK)
         grid = own + (-(-blocks // 4) * 32 // FEW_BLOCK + 1 if tiled and rows % 128 else 0)
-        start(op, "fp4", "fp4_few", grid, (FEW_BLOCK, 1), [*args, own * FEW_BLOCK, grid * FEW_BLOCK])
+        start(op, "fp4", "fp4_few_early", grid, (FEW_BLOCK, 1), [*args, own * FEW_BLOCK, grid * FEW_BLOCK])
     else:
         block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
         grid = -(-count // block)
@@ -80,10 +80,10 @@ def dequantize_nvfp4(packed, scale, global_scale, *, out_dtype=BFLOAT16, is_sf_s
     args += [*divider(blocks), int(vectors(width, (target, width))), int(_at_words(packed))]
     count = rows * width // VECTOR
     if count >= FEW_VECTORS and kind(target) == KINDS["bfloat16"] and all(args[-2:]):
-        start(op, "fp4", "fp4_values_deep", -(-count // (TEAM * _VALUES_DEEP)), (TEAM, 1), args)
+        start(op, "fp4", "fp4_values_deep_early", -(-count // (TEAM * _VALUES_DEEP)), (TEAM, 1), args)
     else:
         block = TEAM if count >= FEW_VECTORS else FEW_BLOCK
-        start(op, "fp4", "fp4_values", -(-count // block), (block, 1), args)
+        start(op, "fp4", "fp4_values_early", -(-count // block), (block, 1), args)
     return target
 
 

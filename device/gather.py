@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vtlab.ops.errors import ContractError
 
+from .early import EARLY
 from .faults import first_fault
 from .launch import start
 from .runtime import current
@@ -49,7 +50,7 @@ def gather(op, family, kernel, rows, src, dst, table, bounds, owners, starts) ->
             rows, each, lanes, head_lanes, runtime.pointer(src) + offsets[0], src_block, src_row, src_head,
             runtime.pointer(dst) + offsets[1], dst_row, dst_head, *requests,
         ]  # fmt: skip
-        start(op, family, f"{kernel}_{unit}", -(-rows // each), (_THREADS, 1), args)
+        start(op, family, f"{kernel}_{unit}{EARLY}", -(-rows // each), (_THREADS, 1), args)
 
 
 def check_requests(op, family, kernel, rows, requests) -> None:

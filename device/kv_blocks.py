@@ -10,6 +10,7 @@ import numpy as np
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
+from .early import EARLY
 from .faults import first_fault
 from .gather import gather
 from .launch import PROVIDER, results, start
@@ -25,7 +26,7 @@ _THREADS, _UNITS_EACH, _MOST_COPIES, _BLOCKS = 256, 4, 1024, 2048
 def _in_order(op, kernel, args):
     """The device's verdict whether copies must follow each other."""
     verdict = scratch.array("order", (1,), np.int64)
-    start(op, _FAMILY, kernel, 1, (_MOST_COPIES, 1), [*args, verdict])
+    start(op, _FAMILY, kernel + EARLY, 1, (_MOST_COPIES, 1), [*args, verdict])
     return verdict
 
 
@@ -52,7 +53,7 @@ def _move_blocks(op, ids, src, dst, blocks, steps, dims, item):
                 count, chunks, workers, part, lanes, head_lanes, head_step // unit, from_place + offset,
                 steps[0] // unit, blocks[0], to_place + offset, steps[1] // unit, blocks[1], order,
             ]  # fmt: skip
-            start(op, _FAMILY, f"move_blocks_{unit}", chunks * workers, (_THREADS, 1), args)
+            start(op, _FAMILY, f"move_blocks_{unit}{EARLY}", chunks * workers, (_THREADS, 1), args)
 
 
 @providers.provider("copy_blocks", "cuda", PROVIDER)
@@ -104,7 +105,7 @@ def swap_blocks_batch(src, dst, src_offsets, dst_offsets, sizes, *, out=None):
         ranges = [count, *part, *rooms]
         order = _in_order(op, "ranges_need_order", [*ranges, same]) if count > 1 or same else None
         workers = min(-(-_BLOCKS // count), -(-min(rooms) // (16 * _THREADS * _UNITS_EACH)) or 1)
-        start(op, _FAMILY, "move_ranges", count * workers, (_THREADS, 1), [*ranges, workers, src, dst, order])
+        start(op, _FAMILY, f"move_ranges{EARLY}", count * workers, (_THREADS, 1), [*ranges, workers, src, dst, order])
 
 
 @providers.provider("cp_gather_cache", "cuda", PROVIDER)

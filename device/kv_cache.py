@@ -9,6 +9,7 @@ from __future__ import annotations
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
+from .early import EARLY
 from .faults import first_fault
 from .launch import PROVIDER, results, start
 from .runtime import current
@@ -55,7 +56,7 @@ def reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, *, out=N
         tokens, heads * head_lanes, chunks, key, steps[0], value, steps[1], key_cache, *steps[2:5],
         value_cache, *steps[5:], head_lanes, slot_mapping, size, blocks * size,
     ]  # fmt: skip
-    start(op, "kv_cache", f"write_pages_{unit}", blocks_of_work, block, args)
+    start(op, "kv_cache", f"write_pages_{unit}{EARLY}", blocks_of_work, block, args)
 
 
 @providers.provider("reshape_and_cache_xpacked", "cuda", PROVIDER)
@@ -75,4 +76,4 @@ def reshape_and_cache_xpacked(key, value, key_cache, value_cache, slot_mapping, 
         tokens, packs, tiles, key, key.strides[0] // item, value, value.strides[0] // item, int(aligned), key_cache,
         value_cache, slot_mapping, size, blocks * size,
     ]  # fmt: skip
-    start(op, "kv_cache", f"xpacked_{item}", -(-packs // down) * tiles, (across, down), args)
+    start(op, "kv_cache", f"xpacked_{item}{EARLY}", -(-packs // down) * tiles, (across, down), args)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vtlab.ops import providers
 
+from .early import EARLY
 from .gather import gather
 from .kv_cache import check_slots
 from .launch import PROVIDER, results, start
@@ -30,7 +31,7 @@ def concat_and_cache_mla(kv_c, k_pe, kv_cache, slot_mapping, *, out=None):
         len(slot_mapping), lanes, chunks, kv_c, latent, kv_c.shape[1] * item // unit, k_pe, rotated, kv_cache,
         block_step, row_step, slot_mapping, size, blocks * size,
     ]  # fmt: skip
-    start(op, "kv_latent", f"concat_{unit}", work, block, args)
+    start(op, "kv_latent", f"concat_{unit}{EARLY}", work, block, args)
 
 
 @providers.provider("gather_mla_cache", "cuda", PROVIDER)

@@ -9,6 +9,7 @@ import ml_dtypes
 
 from vtlab.ops import providers
 
+from .early import EARLY
 from .kv_rows import E4M3_CODES, E5M2_CODES, aligned, check_writes, division, heads, no_heads, read_codes, side
 from .launch import KINDS, PROVIDER, map_rows, results, start
 from .launch import kind as kind_of
@@ -17,7 +18,7 @@ from .units import unit_of
 _FAMILY = "kv_quant"
 _DEPTH = 2
 """Vectors of the key and of the value a thread, as the kernel knows."""
-_SIXTEEN, _SIXTEEN_BLOCK = 16, 64
+_SIXTEEN, _SIXTEEN_BLOCK = 16, 128
 """Elements whose codes are stored at once, and threads of a block, as the kernel knows."""
 
 
@@ -55,7 +56,7 @@ def _write_sixteens(op: str, sides, slots, size: int, room: int, codes: int) -> 
         sides[0][2], int(len(sides[0][2]) > 1), sides[1][2], int(len(sides[1][2]) > 1),
         *division(per_token), *division(width // _SIXTEEN), *division(size), slots, room,
     ]  # fmt: skip
-    kernel = f"write_sixteen_{'e5m2' if codes == E5M2_CODES else 'e4m3'}"
+    kernel = f"write_sixteen_{'e5m2' if codes == E5M2_CODES else 'e4m3'}{EARLY}"
     start(op, _FAMILY, kernel, 2 * half, (_SIXTEEN_BLOCK, 1), args)
 
 

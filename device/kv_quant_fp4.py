@@ -8,13 +8,17 @@ from __future__ import annotations
 from vtlab.ops import providers
 
 from .kv_rows import aligned, check_writes, division, heads, start_teams
-from .launch import KINDS, PROVIDER, VECTOR, kind, start
+from .kv_turns import start_turns, takes_turns
+from .launch import KINDS, PROVIDER, VECTOR, kind
 from .runtime import current
 from .units import unit_of
 
 _FAMILY = "kv_quant_fp4"
-_BLOCK, _SIXTEEN_BLOCK = 16, 64
-"""Elements under a scale, and threads of a block that have one such each, as the kernel knows."""
+_BLOCK, _DEPTH = 16, 4
+"""Elements under a scale, and tokens of a thread where there are many, as the kernels know."""
+_FEW, _MANY = 1 << 15, 1 << 18
+"""Blocks of 16 up to which multiprocessors take all there are in small blocks of threads, and up to which a thread has
+one of them."""
 _BYTES, _GROUP = 9, 8
 """Bytes of 16 elements, and those of them that are codes."""
 
@@ -41,21 +45,18 @@ def reshape_and_cache_nvfp4(key, value, key_cache, value_cache, slot_mapping, k_
     if not rows * room * lanes:
         return
     brain = kind(key) == KINDS["bfloat16"] and all(aligned(x, x.shape[2]) for x in (key, value))
-    per_head = widths[0] // _BLOCK
-    number = rows * per_head  # of the tokens that have a slot
-    sides = [*_side(key_cache), *_side(value_cache)]
-    steps = (*key.strides, *value.strides, *key_cache.strides, *value_cache.strides)
-    few = 2 * number < 2**31 and room < 2**31 and all(0 <= step < 2**32 for step in steps)
-    if brain and key.shape == value.shape and few:
-        half = -(-number // _SIXTEEN_BLOCK)
-        args = [
-            number, half, *heads(key), *heads(value), *sides, k_scale, v_scale, *division(count * per_head),
-            *division(per_head), *division(size), max(1, widths[1] // 64), slot_mapping, room,
-        ]  # fmt: skip
-        start(op, _FAMILY, "nvfp4_sixteens", 2 * half, (_SIXTEEN_BLOCK, 1), args)
+    sides = [_side(key_cache), _side(value_cache)]
+    steps = [part[at : at + 3] for part in sides for at in (1, 5)]
+    if all(part[-1] >= _GROUP for part in sides) and takes_turns(key, value, steps, len(slot_mapping), size, room):
+        number = 2 * rows * widths[0] // _BLOCK
+        kernel, depth, block = "nvfp4_few", 1, 64 if number <= _FEW else 128
+        if number > _MANY:
+            kernel, depth, block = "nvfp4_many", _DEPTH, 256
+        scales = k_scale, v_scale
+        start_turns(op, _FAMILY, kernel, _BLOCK, depth, block, key, value, sides, slot_mapping, size, room, scales)
         return
     args = [
-        rows, *division(count), *division(lanes), *heads(key), *heads(value), *sides, k_scale, v_scale,
+        rows, *division(count), *division(lanes), *heads(key), *heads(value), *sides[0], *sides[1], k_scale, v_scale,
         max(1, widths[1] // 64), kind(key), slot_mapping, size, room,
     ]  # fmt: skip
     start_teams(op, _FAMILY, "nvfp4_bf16" if brain else "nvfp4_v8", rows * lanes, 0, args)

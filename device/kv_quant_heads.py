@@ -21,29 +21,29 @@ from .kv_rows import (
     side,
     start_teams,
 )
+from .kv_turns import start_turns, takes_turns
 from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, results, start
 from .units import unit_of
 
 _FAMILY = "kv_quant_heads"
 _WARP, _DEEP = 32, 2
 """Lanes that may share a head, and vectors of each where they are of aligned bfloat16."""
-_SIXTEEN, _SIXTEEN_BLOCK = 16, 64
-"""Elements of a head a thread, and threads of a block, as the kernels know."""
-_FOUR = 4 * VECTOR
+_TWO, _FOUR, _MANY = 2 * VECTOR, 4 * VECTOR, 1 << 18
 """Elements that a lane of rht_four holds."""
+_EACH, _TURN = {"int8": 8, "e4m3": 8, "int4": 16}, 4
+"""Elements of a head and tokens of a thread, as the kernels know."""
+_FEW, _FEW_BLOCK, _MANY_BLOCK = 1 << 15, 128, 256
+"""Threads up to which blocks are small."""
 
 
-def _sixteens(key, value, caches, room: int) -> int:
-    """Lanes of sixteen elements to a head, a power of two: where key and value are alike, aligned bfloat16, and codes
-    may be stored by words; else 0."""
-    lanes, width = key.shape[2] // _SIXTEEN, key.shape[2]
-    fits = (
-        key.shape == value.shape and width % _SIXTEEN == 0 and lanes in (1, 2, 4, 8, 16, 32)
-        and max(2 * key.shape[0] * key.shape[1] * lanes, room) < 2**31
-        and all(kind(x) == KINDS["bfloat16"] and aligned(x, width) for x in (key, value))
+def _turns(key, value, caches, scales, tokens: int, size: int, room: int, each: int) -> bool:
+    """Whether 4, 8, 16 or 32 lanes have `each` elements of a head, and codes may be stored by words."""
+    steps = [tuple(array.strides[:3]) for array in (*caches, *scales)]
+    return (
+        key.shape[2] in (each * lanes for lanes in (4, 8, 16, 32))
+        and takes_turns(key, value, steps, tokens, size, room)
         and all(unit_of((cache,), cache.strides[:3]) >= 4 for cache in caches)
-    )  # fmt: skip
-    return lanes if fits else 0
+    )
 
 
 def write_heads(op, family, kernel, key, value, caches, scales, slots, int8, out) -> None:
@@ -55,15 +55,12 @@ def write_heads(op, family, kernel, key, value, caches, scales, slots, int8, out
     if not rows * room:
         return
     sides = [side(cache, scale) for cache, scale in zip(caches, scales)]
-    lanes = _sixteens(key, value, caches, room) if kernel == "heads" else 0
-    if lanes:
-        half = -(-rows * lanes // _SIXTEEN_BLOCK)
-        args = [
-            rows * lanes, half, *division(count), *heads(key), *heads(value), *sides[0], *sides[1], *division(size),
-            slots, room, lanes.bit_length() - 1,
-        ]  # fmt: skip
-        name = f"{kernel}_sixteen_{'int8' if int8 else 'e4m3'}"
-        return start(op, family, name, 2 * half, (_SIXTEEN_BLOCK, 1), args)
+    form = "int4" if kernel == "int4" else "int8" if int8 else "e4m3"
+    each = _EACH[form]
+    if _turns(key, value, caches, scales, tokens, size, room, each):
+        block = _FEW_BLOCK if 2 * rows * key.shape[2] <= _FEW * each * _TURN else _MANY_BLOCK
+        name = f"heads_{form}"
+        return start_turns(op, family, name, each, _TURN, block, key, value, sides, slots, size, room)
     args = [
         rows, *division(count), *heads(key), *heads(value), *sides[0], *sides[1], kind(key), int(int8), slots, size,
         room,
@@ -120,8 +117,14 @@ def rht(x, *, inverse=False, out=None):
     (target,) = results(op, out, (x,), (x.shape, x.dtype))
     x, rows, stride = as_rows(op, "x", x)
     whole = aligned(x, width) and aligned(target, width)
+    if whole and kind(x) == KINDS["bfloat16"] and width >= _FOUR:
+        many = rows * width > _MANY
+        shift = (width // (_FOUR if many else _TWO)).bit_length() - 1
+        args = [rows, width, x, stride, int(inverse), target, shift]
+        start_teams(op, _FAMILY, f"rht_{'many' if many else 'few'}_early", rows, shift, args)
+        return target
     args = [rows, width, x, stride, int(whole), kind(x), int(inverse), target]
-    kernel, lane = ("rht_four", _FOUR) if width >= _FOUR else ("rht_one", VECTOR)
+    kernel, lane = ("rht_four_early", _FOUR) if width >= _FOUR else ("rht_one_early", VECTOR)
     shift = max(0, (width // lane).bit_length() - 1)
     start_teams(op, _FAMILY, kernel, rows, shift, [*args, shift])
     return target

@@ -11,12 +11,14 @@ from vtlab.ops import providers
 
 from .gather import MOST_ROWS, check_requests
 from .kv_rows import BLOCK, WARP, aligned, check_writes, division, leading
-from .launch import MULTIPROCESSORS, PROVIDER, kind, results, start
+from .launch import KINDS, MULTIPROCESSORS, PROVIDER, kind, results, start
 from .units import unit_of
 
 _FAMILY = "kv_quant_latent"
 _INDEXER, _LANES = 128, 16
 _FEW = 16 * MULTIPROCESSORS
+_BLOCK, _ROWS = 128, 16
+"""Threads of a block that writes or gathers keys, and rows that a warp gathers, as the kernel knows."""
 """Warps that leave multiprocessors idle in blocks of eight."""
 
 
@@ -36,9 +38,17 @@ def concat_and_cache_ds_mla(kv_c, k_pe, kv_cache, slot_mapping, *, out=None):
         return
     item, steps = kv_c.dtype.itemsize, kv_cache.strides[:2]
     vectors = aligned(kv_c, kv_c.shape[1]) and unit_of((k_pe,), k_pe.strides[:1]) >= 4
+    whole = unit_of((kv_cache,), steps) >= 8
+    small = max(tokens, room) < 2**31
+    if vectors and whole and small and kind(kv_c) == KINDS["bfloat16"]:
+        args = [
+            tokens, kv_c, kv_c.strides[0] // item, k_pe, k_pe.strides[0] // item, kv_cache, *steps, slot_mapping,
+            *division(size), room,
+        ]  # fmt: skip
+        return _start_warps(op, "latent_brain_early", tokens, WARP, args)
     args = [
         tokens, kv_c, kv_c.strides[0] // item, k_pe, k_pe.strides[0] // item, kind(kv_c), int(vectors), kv_cache,
-        *steps, slot_mapping, size, room, int(unit_of((kv_cache,), steps) >= 8),
+        *steps, slot_mapping, size, room, int(whole),
     ]  # fmt: skip
     _start_warps(op, "latent_entries", tokens, WARP, args)
 
@@ -53,7 +63,7 @@ def dequantize_ds_mla(entries, *, out_dtype=ml_dtypes.bfloat16, out=None):
         pages * tokens, entries, *division(tokens), page, token, target, kind(target),
         int(unit_of((entries,), (page, token)) >= 8), int(aligned(target, width)),
     ]  # fmt: skip
-    _start_warps(op, "latent_values", pages * tokens, WARP, args)
+    _start_warps(op, "latent_values_early", pages * tokens, WARP, args)
     return target
 
 
@@ -65,9 +75,12 @@ def indexer_k_quant_and_cache(k, kv_cache, slot_mapping, *, ue8m0=False, out=Non
     check_writes(op, _FAMILY, out, (k,), (kv_cache,), slot_mapping, room)
     if not tokens * room:
         return
-    whole = unit_of((kv_cache,), (size * entry,)) >= 8
+    whole, vectors = unit_of((kv_cache,), (size * entry,)) >= 8, aligned(k, _INDEXER)
+    if whole and vectors and kind(k) == KINDS["bfloat16"] and max(tokens * 8, room) < 2**31:
+        args = [tokens, k, k.strides[0] // 2, kv_cache, slot_mapping, *division(size), room, int(ue8m0)]
+        return start(op, _FAMILY, "indexer_brain_early", -(-tokens * 8 // _BLOCK), (_BLOCK, 1), args)
     args = [
-        tokens, k, k.strides[0] // k.dtype.itemsize, kind(k), int(aligned(k, _INDEXER)), kv_cache, slot_mapping, size,
+        tokens, k, k.strides[0] // k.dtype.itemsize, kind(k), int(vectors), kv_cache, slot_mapping, size,
         room, int(ue8m0), int(whole),
     ]  # fmt: skip
     _start_warps(op, "indexer_keys", tokens, _LANES, args)
@@ -88,10 +101,9 @@ def cp_gather_indexer_k_quant_cache(kv_cache, dst_k, dst_scale, block_table, cu_
     unit = unit_of((kv_cache, dst_k, dst_scale), (size * entry,))
     width = 16 if unit >= 4 and unit_of((kv_cache, dst_k), (size * entry,)) == 16 else 4
     if width == 16:
-        block = BLOCK if rows > _FEW else 2 * WARP
-        args = [rows, block // 8, kv_cache, dst_k, dst_scale, unit, *requests]
-        start(op, _FAMILY, "gather_keys_16", -(-8 * rows // block), (block, 1), args)
-        return
+        each = _BLOCK // WARP * _ROWS
+        args = [rows, kv_cache, dst_k, dst_scale, *requests]
+        return start(op, _FAMILY, "gather_keys_early", -(-rows // each), (_BLOCK, 1), args)
     each = max(1, min(MOST_ROWS, rows // (4 * MULTIPROCESSORS)))
     args = [rows, each, kv_cache, dst_k, dst_scale, unit, *requests]
     start(op, _FAMILY, "gather_keys_4", -(-rows // each), (BLOCK, 1), args)

@@ -7,6 +7,7 @@ import math
 
 from vtlab.ops.errors import ContractError
 
+from .early import EARLY
 from .kv_cache import check_slots
 from .launch import VECTOR, kind, map_rows, results, start
 from .quant_fp8 import divider
@@ -132,4 +133,4 @@ def read_codes(op, family, kernel, cache, scales, scale_steps, target, codes, pa
         cache, scales, *division(count), *division(tokens), page, token, head, *scale, target, kind(target), codes,
         unit,
     ]  # fmt: skip
-    map_rows(op, family, kernel, rows, width, wide, args, READ_DEPTH)
+    map_rows(op, family, kernel, rows, width, wide, args, READ_DEPTH, ending=EARLY)

@@ -137,11 +137,12 @@ def map_rows(
     args: Sequence,
     depth: int = 1,
     most: int = _BLOCK,
+    ending: str = "",
 ) -> None:
     """Launch ``<kernel>_v8`` or ``_v1`` over every group of 8 or 1 elements of `rows` x `width`, `depth` a thread.
 
     A block, of at most `most` threads, takes a rectangle of rows and groups: as many groups of one row as fill it, then
-    more rows; small work is cut into small blocks, so that more multiprocessors share it.
+    more rows; small work is cut into small blocks, so that more multiprocessors share it. ending: of the name.
     """
     if not rows or not width:
         return
@@ -150,6 +151,6 @@ def map_rows(
     across = min(block, max(_WARP if rows == 1 else 1, 1 << (groups - 1).bit_length()))
     down = block // across if rows > 1 else 1
     chunks = -(-groups // across)
-    suffix = "_v8" if wide else "_v1"
+    suffix = ("_v8" if wide else "_v1") + ending
     split = chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
     start(op, family, kernel + suffix, -(-rows // down) * chunks, (across, down), [rows, width, split, *args])

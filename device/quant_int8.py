@@ -86,7 +86,9 @@ def per_token_group_quant_int8(x, *, group_size=128, eps=1e-10, out=None):
         if many and kind(x) == KINDS["bfloat16"] and group_size >= _GROUP_DEPTH * VECTOR:
             start(op, _FAMILY, "int8_group_deep", -(-count // (TEAM * _GROUP_DEPTH)), (TEAM, 1), args)
         else:
-            block, form = TEAM if many else FEW_BLOCK, "bf16" if kind(x) == KINDS["bfloat16"] else "v8"
+            block, form = TEAM if many else FEW_BLOCK, "v8"
+            if kind(x) == KINDS["bfloat16"]:
+                form, args[8] = "bf16_early", int(np.float32(eps).view(np.int32))
             start(op, _FAMILY, f"int8_group_{form}", -(-count // block), (block, 1), args)
     else:
         start_warps(op, _FAMILY, "int8_group_any", rows, width, group_size, args)

@@ -74,6 +74,7 @@ EDGES: dict[str, list[dict]] = {
         _written(3, 64, T=200, NB=60, key="bfloat16"), _written(0, 8, T=2),
         *(_written(3, D, T=70, NB=20, key="bfloat16", key_cache=cache)
           for D, cache in ((16, "int8"), (128, "uint8"), (512, "int8"))),
+        *(_written(15, 256, T=70, NB=20, key="bfloat16", key_cache=cache) for cache in ("int8", "uint8")),
         {"T": 2, "H": 1, "D": 8, "Dv": 8, "NB": 0, "BS": 2, "S": 0},
     ],
     "dequantize_kv_heads": [
@@ -90,12 +91,14 @@ EDGES: dict[str, list[dict]] = {
                                    (64, "float16", False), (128, "bfloat16", False), (128, "bfloat16", True),
                                    (256, "float32", False))),
         {"...": (70, 8), "D": 128, "x": "bfloat16"}, {"...": (0,), "D": 8},
+        *({"...": (300, 8), "D": 128, "x": "bfloat16", "inverse": inverse} for inverse in (False, True)),
     ],
     "reshape_and_cache_int4": [
         *(_halved(2, B, Bv, key=key)
           for B, Bv, key in ((64, 64, "bfloat16"), (32, 128, "bfloat16"), (48, 4, "float16"), (4, 4, "float32"),
                              (40, 40, "float32"), (132, 256, "bfloat16"), (3, 8, "bfloat16"))),
         _halved(3, 32, T=200, NB=60, key="bfloat16"), _halved(0, 8, T=2),
+        _halved(15, 128, T=70, NB=20, key="bfloat16"),
     ],
     "dequantize_kv_int4": [
         {"...": (3, 4), "H": 2, "B": 64}, {"...": (3, 4), "H": 3, "B": 20, "out_dtype": "float16"},
@@ -129,6 +132,8 @@ EDGES: dict[str, list[dict]] = {
         {"T": 60, "H": 3, "G": 8, "Gv": 8, "NB": 5, "BS": 16, "S": 59, "key": "bfloat16"},
         *({"T": 6, "H": 2, "G": 8, "Gv": 8, "NB": 3, "BS": 8, "S": 6, "key": _few_bits(6, 2, 128),
            "value": _few_bits(6, 2, 128), "k_scale": np.float32([scale])} for scale in (1, 0.03)),
+        {"T": 561, "H": 15, "G": 16, "Gv": 16, "NB": 150, "BS": 4, "S": 560, "key": _few_bits(561, 15, 256),
+         "value": _few_bits(561, 15, 256), "k_scale": np.float32([0.03])},
         {"T": 2, "H": 0, "G": 4, "Gv": 4, "NB": 1, "BS": 4, "S": 2},
     ],
 }  # fmt: skip

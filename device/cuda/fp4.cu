@@ -10,7 +10,10 @@
 //    among tiles. Out of float16s (e2m1_halves.cuh) they take four, a block's factor is known by its scale's code, and
 //    tiles are walked by sums: 27.5 and 28 us, what loads and stores alone take.
 // 5. Where there are few, the global scale is not looked at before all loads are under way.
+// 6. *_early: started while the kernel before ends (early.cuh), which takes half a microsecond off. Where there are few,
+//    the next one may start at once, else when all loads are under way: its blocks would be in the way.
 #include "e2m1_halves.cuh"
+#include "found.cuh"
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
 #include "units.cuh"
@@ -105,12 +108,16 @@ extern "C" __global__ void __launch_bounds__(256) fp4_v8(PARAMETERS, i64 aligned
 
 // Where there are few: bfloat16 under the rule "vt", four lanes a block, and little code. From thread `own` on, whole
 // blocks of the grid fill tiles.
-extern "C" __global__ void __launch_bounds__(64) fp4_few(PARAMETERS, i64 own, i64 threads) {
+extern "C" __global__ void __launch_bounds__(64) fp4_few_early(PARAMETERS, i64 own, i64 threads) {
     const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
     const unsigned at = blockIdx.x * 64 + threadIdx.x, block = at >> 2;
     const bool inside = at < (unsigned)(rows * (width >> 2));
     uint2 raw = {0u, 0u};
-    if (inside) raw = ((const uint2*)x)[(blocks.start(block) >> 2) + (at & 3)];
+    const uint2* from = (const uint2*)x + ((blocks.start(block) >> 2) + (at & 3));
+    found(from);
+    others_may_start();
+    after_others();
+    if (inside) raw = *from;
     const float global = global_scale[0];
     loads_are_under_way();
     if (at >= (unsigned)own) return fill_tiles(scales, rows, blocks.blocks, at - own, threads - own);
@@ -169,9 +176,11 @@ VT_FN void stream(W walk, const uint4* vectors, const float* global_scale, i64 r
         coming = walk.here() && walk.find(block, at);
         if (coming) next[0] = vectors[at], next[1] = vectors[at + 1];
     };
+    after_others();
     fetch_block();
     const float global = global_scale[0];
     loads_are_under_way();
+    others_may_start();
     const Quantiser by(global, rule);
     factors[threadIdx.x] = factor_to_halves(normal_e4m3(threadIdx.x) * by.back, normal_e4m3(threadIdx.x));
     __syncthreads();
@@ -207,7 +216,7 @@ struct RowWalk {
 };
 
 // Bfloat16 under the rule "vt". A piece is a block.
-extern "C" __global__ void __launch_bounds__(256, STREAM_RESIDENT) fp4_stream_rows(STREAM_PARAMETERS, i64 threads) {
+extern "C" __global__ void __launch_bounds__(256, STREAM_RESIDENT) fp4_stream_rows_early(STREAM_PARAMETERS, i64 threads) {
     const Blocks blocks{(unsigned)rows, (unsigned)(width >> 4), (unsigned)magic, (int)shift, stride};
     const unsigned first = blockIdx.x * 256 + threadIdx.x, count = (unsigned)(rows * (width >> 4));
     const RowWalk walk{blocks, first, count, (unsigned)threads, stride == width};
@@ -238,7 +247,7 @@ struct TileWalk {
 };
 
 // `magic` and `shift` divide by the tiles across.
-extern "C" __global__ void __launch_bounds__(256, STREAM_RESIDENT) fp4_stream_tiles(STREAM_PARAMETERS, i64 down, i64 right) {
+extern "C" __global__ void __launch_bounds__(256, STREAM_RESIDENT) fp4_stream_tiles_early(STREAM_PARAMETERS, i64 down, i64 right) {
     const unsigned wide = (unsigned)(width >> 4), across = (wide + 3) >> 2, eights = ((unsigned)(rows + 127) >> 7) * 16;
     const unsigned warp = blockIdx.x * 8 + (threadIdx.x >> 5), eight = whole_quotient(warp, (unsigned)magic, (int)shift);
     const TileWalk walk{(unsigned)rows, wide,           across,          eights,     eight, warp - eight * across,
@@ -247,21 +256,26 @@ extern "C" __global__ void __launch_bounds__(256, STREAM_RESIDENT) fp4_stream_ti
 }
 
 // Eight values of a block, from a word of codes.
-extern "C" __global__ void __launch_bounds__(256) fp4_values(
+extern "C" __global__ void __launch_bounds__(256) fp4_values_early(
     i64 rows, i64 width, const unsigned char* packed, const unsigned char* scales, const float* global_scale, void* out,
     i64 kind, i64 tiled, i64 magic, i64 shift, i64 aligned, i64 words) {
     unsigned at = blockIdx.x * blockDim.x + threadIdx.x, block = at >> 1;
-    if (at >= (unsigned)(rows * (width >> 3))) return;
     unsigned word = 0, place = block;
-    if (words) word = ((const unsigned*)packed)[at];
-    else
-#pragma unroll
-        for (int j = 0; j < 4; ++j) word |= (unsigned)packed[(i64)at * 4 + j] << 8 * j;
     if (tiled) {
         unsigned blocks = (unsigned)(width >> 4), row = whole_quotient(block, (unsigned)magic, (int)shift);
         place = tiled_place<unsigned>(row, block - row * blocks, (blocks + 3) >> 2);
     }
-    float factor = e4m3_value(scales[place]) * global_scale[0], v[8];
+    found(place);
+    others_may_start();
+    after_others();
+    if (at >= (unsigned)(rows * (width >> 3))) return;
+    if (words) word = ((const unsigned*)packed)[at];
+    else
+#pragma unroll
+        for (int j = 0; j < 4; ++j) word |= (unsigned)packed[(i64)at * 4 + j] << 8 * j;
+    const unsigned code = scales[place];
+    const float global = global_scale[0];
+    float factor = e4m3_value(code) * global, v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = e2m1_value(word >> 4 * j & 15u) * factor;
     if (aligned) return store(out, (i64)at * 8, v, (int)kind);
@@ -273,12 +287,13 @@ extern "C" __global__ void __launch_bounds__(256) fp4_values(
 }
 
 // Bfloat16, words and vectors where they may be.
-extern "C" __global__ void __launch_bounds__(256) fp4_values_deep(
+extern "C" __global__ void __launch_bounds__(256) fp4_values_deep_early(
     i64 rows, i64 width, const unsigned char* packed, const unsigned char* scales, const float* global_scale, void* out,
     i64 kind, i64 tiled, i64 magic, i64 shift, i64 aligned, i64 words) {
     VT_ASSUME((int)kind == BF16);
     unsigned first = blockIdx.x * (256 * VALUES_DEEP) + threadIdx.x, count = (unsigned)(rows * (width >> 3));
     unsigned word[VALUES_DEEP], code[VALUES_DEEP];
+    after_others();
 #pragma unroll
     for (int d = 0; d < VALUES_DEEP; ++d) {
         unsigned at = first + d * 256, place = at >> 1;
@@ -291,6 +306,7 @@ extern "C" __global__ void __launch_bounds__(256) fp4_values_deep(
         code[d] = scales[place];
     }
     float global = global_scale[0], v[8];
+    others_may_start();
 #pragma unroll
     for (int d = 0; d < VALUES_DEEP; ++d) {
         if (first + d * 256 >= count) continue;

@@ -3,6 +3,7 @@
 // A block of threads takes up to MOST_ROWS rows: a thread each finds where its token lies, then all threads move the
 // rows' units, DEPTH loads under way at a time. So the chain of reads that leads to a token is paid once a row.
 #pragma once
+#include "found.cuh"
 #include "units.cuh"
 
 #define MOST_ROWS 32  // device/gather.py
@@ -73,6 +74,8 @@ VT_FN void gather(i64 rows, i64 rows_each, const Entries& entries, const Pages& 
     __shared__ i64 from[MOST_ROWS];
     i64 first = (i64)blockIdx.x * rows_each;
     int here = (int)(rows - first < rows_each ? rows - first : rows_each);
+    others_may_start();
+    after_others();
     if ((int)threadIdx.x < here) {
         i64 block, row;
         int fault = requests.find(first + threadIdx.x, block, row);

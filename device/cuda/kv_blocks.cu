@@ -7,6 +7,7 @@
 //    one row of blocks of threads walks the list in order. 16 bytes a thread, four of them under way.
 // 3. move_ranges: the same for ranges of any size and place, 16 bytes at a time where both ends allow it.
 // 4. gather_pages_1 ... _16: gather.cuh.
+// 5. *_early: started while the kernel before ends (early.cuh): half a microsecond less a kernel.
 #include "gather.cuh"
 
 #define MOST_COPIES 1024  // in one launch, device/kv_blocks.py
@@ -17,6 +18,8 @@ VT_FN void move_blocks(i64 pairs, i64 chunks, i64 workers, const i64* ids, const
                        const void* src, i64 src_block, i64 src_blocks, void* dst, i64 dst_block, i64 dst_blocks,
                        const i64* in_order) {
     unsigned worker = blockIdx.x / (unsigned)chunks, chunk = blockIdx.x - worker * (unsigned)chunks;
+    others_may_start();
+    after_others();
     bool ordered = in_order != nullptr && *in_order != 0;
     if (ordered && worker != 0) return;
     i64 within[UNITS_EACH];
@@ -41,7 +44,7 @@ VT_FN void move_blocks(i64 pairs, i64 chunks, i64 workers, const i64* ids, const
 }
 
 #define MOVE_BLOCKS(BYTES, U)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) move_blocks_##BYTES(                                        \
+    extern "C" __global__ void __launch_bounds__(256) move_blocks_##BYTES##_early(                                        \
         i64 pairs, i64 chunks, i64 workers, const i64* ids, i64 lanes, i64 head_lanes, i64 head_stride,           \
         const void* src, i64 src_block, i64 src_blocks, void* dst, i64 dst_block, i64 dst_blocks,                 \
         const i64* in_order) {                                                                                    \
@@ -75,11 +78,13 @@ VT_FN void find_meetings(bool there, i64 source, i64 target, bool same, u64* tab
 }
 
 // *in_order = whether some block is written twice or, where source and target are the same memory, written and read.
-extern "C" __global__ void __launch_bounds__(MOST_COPIES) pairs_need_order(i64 pairs, const i64* ids, i64 same,
+extern "C" __global__ void __launch_bounds__(MOST_COPIES) pairs_need_order_early(i64 pairs, const i64* ids, i64 same,
                                                                            i64* in_order) {
     __shared__ u64 table[PLACES];
     __shared__ i64 found;
     int pair = threadIdx.x;
+    others_may_start();
+    after_others();
     if (pair == 0) found = pairs;
     i64 source = pair < pairs ? ids[2 * pair] : -1, target = pair < pairs ? ids[2 * pair + 1] : -1;
     find_meetings(source >= 0 && target >= 0, source, target, same, table, &found);
@@ -154,9 +159,11 @@ template <class U> VT_FN void move_overlapping(const char* src, char* dst, i64 s
     i64 count, const i64 *from, const i64 *to, const i64 *sizes, i64 src_room, i64 dst_room
 #define THE_RANGES Ranges{count, from, to, sizes, src_room, dst_room}
 
-extern "C" __global__ void __launch_bounds__(256) move_ranges(RANGES, i64 workers, const char* src, char* dst,
+extern "C" __global__ void __launch_bounds__(256) move_ranges_early(RANGES, i64 workers, const char* src, char* dst,
                                                               const i64* in_order) {
     const Ranges ranges = THE_RANGES;
+    others_may_start();
+    after_others();
     if (in_order != nullptr && *in_order != 0) {
         if (blockIdx.x != 0) return;
         for (i64 i = 0; i < count; ++i) {
@@ -182,12 +189,14 @@ VT_FN bool meet(i64 a, i64 b, i64 size_a, i64 size_b) { return size_a && size_b 
 
 // *in_order = whether a byte is written twice or, where source and target are the same memory, written and read.
 // Ranges of one size at multiples of it are blocks; others are compared each with each.
-extern "C" __global__ void __launch_bounds__(MOST_COPIES) ranges_need_order(RANGES, i64 same, i64* in_order) {
+extern "C" __global__ void __launch_bounds__(MOST_COPIES) ranges_need_order_early(RANGES, i64 same, i64* in_order) {
     __shared__ u64 table[PLACES];
     __shared__ i64 found, odd;
     const Ranges ranges = THE_RANGES;
     int i = threadIdx.x;
     i64 source = 0, target = 0, size = 0;
+    others_may_start();
+    after_others();
     if (i == 0) found = odd = count;
     if (i < count && ranges.fault(i) == Ranges::FINE) {
         source = from[i];
@@ -226,6 +235,6 @@ extern "C" __global__ void __launch_bounds__(256) ranges_fit(RANGES, i64* lowest
     if (fault != Ranges::FINE) atomicMin(lowest, (i64)fault << 56 | i);
 }
 
-#define GATHER_PAGES(BYTES, U) GATHER_KERNEL(gather_pages_##BYTES, U)
+#define GATHER_PAGES(BYTES, U) GATHER_KERNEL(gather_pages_##BYTES##_early, U)
 FOR_UNITS(GATHER_PAGES)
 CHECK_KERNEL(check_gather_pages)

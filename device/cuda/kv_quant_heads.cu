@@ -4,15 +4,15 @@
 // 1. heads_any, int4_any: a warp a head, element by element, for any width and address.
 // 2. heads_v8, int4_v8: a team of lanes a head, 8 elements of the key and 8 of the value each, in registers from the
 //    load to the codes; a row takes one trip to memory. heads_bf16, int4_bf16: 16 of each, which halves what finding
-//    the head, the slot and their addresses costs. heads_sixteen_*: 16 of a key or of a value a thread.
+//    the head, the slot and their addresses costs.
 // 3. What the whole team would compute alike, a scale's divisions, even lanes do for the key and odd ones for the
 //    value, and hand the other side its factor; extrema of bfloat16 travel two or four to a shuffle.
-// 4. rht_one, rht_four: 8 or 32 elements a lane, so that of the stages of a row of 128 five need no shuffle.
-#include "bf16_range.cuh"
-#include "int_codes.cuh"
-#include "kv_rows.cuh"
-
-#define HEADS_FLOOR 1e-6f
+// 4. heads_*_early (kv_heads_turns.cuh): keys or values of four tokens a thread, whose scales their lanes share among
+//    them, started while the kernel before ends: 13.9 us for 8192 x 8 x 128 in int8 and 10.5 in four bits, which 16 of
+//    a key or a value a thread did in 15.7 and 13.7. Where lanes store 4 bytes, those of 16 have to lie together.
+// 5. rht_one, rht_four: 8 or 32 elements a lane, so that of the stages of a row of 128 five need no shuffle. Of
+//    bfloat16 signs are flipped as they lie in memory: 6.5 us for 8192 x 8 x 128 where it took 10.
+#include "kv_heads_turns.cuh"
 
 // By words of 64: bit i is set where element i keeps its sign.
 VT_FN unsigned signs_of_eight(int group) {
@@ -25,31 +25,6 @@ VT_FN unsigned signs_of_eight(int group) {
 
 VT_FN float other_in_team(float x, int distance) { return __shfl_xor_sync(FULL_WARP, x, distance); }
 VT_FN unsigned other_in_team(unsigned x, int distance) { return __shfl_xor_sync(FULL_WARP, x, distance); }
-
-// y and a half of its sign.
-VT_FN float with_half(float y) { return y + vt_float((vt_bits(y) & (int)0x80000000u) | 0x3f000000); }
-
-// What the elements of a head become: a code a byte, and the scale.
-struct ByteCodes {
-    bool int8;
-    VT_MEMBER float scale(unsigned top) const {
-        float size = vt_float((int)top);
-        return vt_maximum(int8 ? size / 127.0f : over_largest(size), HEADS_FLOOR);
-    }
-    VT_MEMBER uint2 words(const float (&x)[8], float inverse) const {
-        float y[8];
-        products(y, x, inverse);
-        if (!int8) return e4m3_words(y);
-        int c[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) c[j] = whole_int(with_half(y[j]));
-        return {four_codes(c[0], c[1], c[2], c[3]), four_codes(c[4], c[5], c[6], c[7])};
-    }
-    VT_MEMBER unsigned one(float x, float inverse) const {
-        float y = x * inverse;
-        return (int8 ? (unsigned)between(whole_int(with_half(y)), -128, 127) : e4m3_pair(y, 0.0f)) & 0xffu;
-    }
-};
 
 // Where a team of 1 << shift lanes works: its row (a head of a token), this lane's first element, and how far its
 // vectors are apart.
@@ -129,58 +104,6 @@ extern "C" __global__ void __launch_bounds__(256) heads_v8(HEADS_PARAMETERS, i64
     write_heads<false, 1>(HEADS_ARGUMENTS, ByteCodes{int8 != 0}, (int)kind, slots, page_size, room, (int)shift);
 }
 
-// Sixteen elements of a key a thread, four by four, or in the second half of the grid of a value: heads of 16 << shift
-// elements, whose lanes find the scale together, and store codes by words, side by side. `count`: threads with work in
-// each half.
-template <bool INT8>
-VT_FN void write_sixteen(i64 count, i64 half, const Division& heads, const Heads& key, const Heads& value,
-                         const Side& keys, const Side& values, const Division& page_size, const i64* slots, i64 room,
-                         int shift) {
-    const bool second = blockIdx.x >= (unsigned)half;
-    const Heads from{second ? value.x : key.x, second ? value.token : key.token, second ? value.head : key.head, 0, true};
-    const unsigned number = (blockIdx.x - (second ? (unsigned)half : 0u)) * blockDim.x + threadIdx.x;
-    const bool inside = number < (unsigned)count;
-    const unsigned row = (inside ? number : (unsigned)count - 1) >> shift, token = heads.of(row);
-    const unsigned h = row - token * heads.d;
-    const int lane = (int)(number & ((1u << shift) - 1)), step = 4 << shift;
-    const i64 slot = slots[token];
-    const unsigned short* x = (const unsigned short*)from.x + from.at(token, h) + 4 * lane;
-    uint2 raw[4];
-#pragma unroll
-    for (int p = 0; p < 4; ++p) raw[p] = *(const uint2*)(x + p * step);
-    loads_are_under_way();
-    unsigned pair = 0;
-#pragma unroll
-    for (int p = 0; p < 4; p += 2)
-        pair = larger_pair<false>(pair, largest_pair<false>({raw[p].x, raw[p].y, raw[p + 1].x, raw[p + 1].y}));
-    for (int m = 1 << shift >> 1; m >= 1; m >>= 1)
-        pair = larger_pair<false>(pair, __shfl_xor_sync(FULL_WARP, pair, m));
-    if (!inside || slot >= room || slot < 0) return;
-    const unsigned page = page_size.of((unsigned)slot), offset = (unsigned)slot - page * page_size.d;
-    const ByteCodes codes{INT8};
-    const float scale = codes.scale(larger(pair << 16, pair & 0xffff0000u)), inverse = 1.0f / scale;
-    unsigned char* to = (second ? values.at(page, offset, h) : keys.at(page, offset, h)) + 4 * lane;
-#pragma unroll
-    for (int p = 0; p < 4; p += 2) {
-        float v[8];
-        widen(v, {{raw[p].x, raw[p].y, raw[p + 1].x, raw[p + 1].y}, {}}, BF16);
-        const uint2 words = codes.words(v, inverse);
-        *(unsigned*)(to + p * step) = words.x;
-        *(unsigned*)(to + (p + 1) * step) = words.y;
-    }
-    if (lane == 0) *(second ? values.scale(page, offset, h) : keys.scale(page, offset, h)) = scale;
-}
-
-#define WRITE_SIXTEEN(NAME, INT8)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(64) NAME(                                                        \
-        i64 count, i64 half, DIVISION(heads), HEADS(key), HEADS(value), SIDE(keys), SIDE(values),                 \
-        DIVISION(page_size), const i64* slots, i64 room, i64 shift) {                                             \
-        write_sixteen<INT8>(count, half, THE_DIVISION(heads), THE_HEADS(key), THE_HEADS(value), THE_SIDE(keys),   \
-                            THE_SIDE(values), THE_DIVISION(page_size), slots, room, (int)shift);                  \
-    }
-WRITE_SIXTEEN(heads_sixteen_int8, true)
-WRITE_SIXTEEN(heads_sixteen_e4m3, false)
-
 // One of a head's two rows, and where its codes and scale go.
 struct Half {
     const void* x;
@@ -217,29 +140,6 @@ extern "C" __global__ void __launch_bounds__(256) heads_any(HEADS_PARAMETERS) {
         half.bytes[at] = (unsigned char)codes.one(x[0], inverse);
     }
 }
-
-// Codes of 0 to 15 of a row between its least and its largest element.
-struct NibbleCodes {
-    float scale, inverse, zero;
-
-    VT_MEMBER NibbleCodes(float high, float low) {
-        scale = vt_maximum((high - low) / 15.0f, HEADS_FLOOR);
-        inverse = 1.0f / scale;
-        float z = truncf(with_half(-low / scale));
-        zero = z < 0.0f ? 0.0f : z > 15.0f ? 15.0f : z;
-    }
-    VT_MEMBER NibbleCodes(float inverse, float zero, int) : scale(0.0f), inverse(inverse), zero(zero) {}
-    VT_MEMBER float stored() const { return vt_float((vt_bits(scale) & ~15) | (int)zero); }
-    // What is under zero has half subtracted and becomes zero at last; so it does with half added.
-    VT_MEMBER int number(float x) const { return whole_int((x * inverse + zero) + 0.5f); }
-    VT_MEMBER unsigned one(float x) const { return (unsigned)between(number(x), 0, 15); }
-    VT_MEMBER unsigned word(const float (&x)[8]) const {
-        int c[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) c[j] = number(x[j]);
-        return eight_codes(c);
-    }
-};
 
 VT_FN void widen_range(float& high, float& low, const float (&x)[8]) {
 #pragma unroll
@@ -351,8 +251,12 @@ extern "C" __global__ void __launch_bounds__(256) int4_any(HEADS_PARAMETERS) {
     }
 }
 
-READ_CODES(read_heads_v8, 8, INT8_CODES)
-READ_CODES(read_heads_v1, 1, INT8_CODES)
+HEADS_TURNS(heads_int8_early, INT8_HEADS, 8, 2)
+HEADS_TURNS(heads_e4m3_early, E4M3_HEADS, 8, 2)
+HEADS_TURNS(heads_int4_early, INT4_HEADS, 16, 2)
+
+READ_CODES(read_heads_v8_early, 8, INT8_CODES)
+READ_CODES(read_heads_v1_early, 1, INT8_CODES)
 
 // Eight or two elements from the codes of 4 or 1 bytes; `width` counts elements.
 template <int V>
@@ -361,6 +265,8 @@ VT_FN void read_int4(i64 rows, i64 width, i64 chunks, const unsigned char* cache
     Place at[READ_DEPTH];
     unsigned word[READ_DEPTH];
     i64 from = 0, scale_at = 0;
+    others_may_start();
+    after_others();
 #pragma unroll
     for (int d = 0; d < READ_DEPTH; ++d) {
         at[d] = place<V>(rows, width, chunks, READ_DEPTH, d);
@@ -371,18 +277,18 @@ VT_FN void read_int4(i64 rows, i64 width, i64 chunks, const unsigned char* cache
     }
     if (!at[0].inside) return;
     int bits = ((const int*)scales)[scale_at];
-    float scale = vt_float(bits & ~15), y[V];
+    float scale = vt_float(bits & ~15), zero = vt_float(bits & 15 | 0x4b000000), y[V];  // 2^23 and a number
 #pragma unroll
     for (int d = 0; d < READ_DEPTH; ++d) {
         if (!at[d].inside) continue;
 #pragma unroll
-        for (int j = 0; j < V; ++j) y[j] = (float)((int)(word[d] >> 4 * j & 15u) - (bits & 15)) * scale;
+        for (int j = 0; j < V; ++j) y[j] = (vt_float((int)(word[d] >> 4 * j & 15u | 0x4b000000u)) - zero) * scale;
         store(out, at[d].row * width + at[d].column, y, kind);
     }
 }
 
 #define READ_INT4(V)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) read_int4_v##V(                                             \
+    extern "C" __global__ void __launch_bounds__(256) read_int4_v##V##_early(                                             \
         i64 rows, i64 width, i64 chunks, const unsigned char* cache, const float* scales, PAGED, void* out,       \
         i64 kind, i64 codes, i64 unit) {                                                                          \
         read_int4<V>(rows, width, chunks, cache, scales, THE_PAGED, out, (int)kind, (int)unit);                   \
@@ -428,9 +334,11 @@ VT_FN void rotate(i64 rows, i64 width, const void* x, i64 stride, bool aligned, 
     bool there = row < rows, whole = Q > 1 || width >= 8;
     Raw<8> raw[Q];
     float v[8 * Q];
+    after_others();
 #pragma unroll
     for (int q = 0; q < Q; ++q)
         if (there && whole) raw[q] = fetch_eight(x, row * stride + 8 * (q * lanes + place), kind, aligned);
+    others_may_start();
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         float one[8] = {};
@@ -477,13 +385,83 @@ VT_FN void rotate(i64 rows, i64 width, const void* x, i64 stride, bool aligned, 
     }
 }
 
+// Aligned bfloat16, signs as they lie in memory: element 2 i of eight is flipped by bit 15 of a word, 2 i + 1 by bit 31.
+VT_FN void flip_eight(uint4& w, int group) {
+    const unsigned eight = ~signs_of_eight(group) & 0xffu, apart = eight | eight << 15;
+    w.x ^= apart << 15 & 0x80008000u;
+    w.y ^= apart << 13 & 0x80008000u;
+    w.z ^= apart << 11 & 0x80008000u;
+    w.w ^= apart << 9 & 0x80008000u;
+}
+
+template <int Q>
+VT_FN void rotate_brain(i64 rows, i64 width, const void* x, i64 stride, bool inverse, void* out, int shift) {
+    const int lanes = 1 << shift, place = threadIdx.x & (lanes - 1);
+    const i64 row = (i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
+    const bool there = row < rows;
+    const uint4* from = (const uint4*)((const unsigned short*)x + row * stride) + place;
+    uint4 raw[Q];
+    float v[8 * Q];
+    found(from);
+    if (Q < 4) others_may_start();
+    after_others();
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+        raw[q] = {};
+        if (there) raw[q] = from[q * lanes];
+    }
+    loads_are_under_way();
+    if (Q == 4) others_may_start();
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+        float one[8];
+        if (!inverse) flip_eight(raw[q], q * lanes + place);
+        widen(one, Raw<8>{raw[q], {}}, BF16);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[8 * q + j] = one[j];
+    }
+    butterflies<8 * Q, 1>(v);
+    butterflies<8 * Q, 2>(v);
+    butterflies<8 * Q, 4>(v);
+    for (int m = 1; m < lanes; m <<= 1) {
+        const float sign = place & m ? -1.0f : 1.0f;
+#pragma unroll
+        for (int i = 0; i < 8 * Q; ++i) v[i] = vt_fma(sign, v[i], other_in_team(v[i], m));
+    }
+    if constexpr (Q >= 2) butterflies<8 * Q, 8>(v);
+    if constexpr (Q == 4) butterflies<8 * Q, 16>(v);
+    if (!there) return;
+    const float factor = inverse ? 1.0f / (float)width : 1.0f;
+    uint4* to = (uint4*)((unsigned short*)out + row * width) + place;
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+        if (inverse) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) v[8 * q + j] *= factor;
+        }
+        uint4 w = {narrow_bf16(v[8 * q], v[8 * q + 1]), narrow_bf16(v[8 * q + 2], v[8 * q + 3]),
+                   narrow_bf16(v[8 * q + 4], v[8 * q + 5]), narrow_bf16(v[8 * q + 6], v[8 * q + 7])};
+        if (inverse) flip_eight(w, q * lanes + place);
+        to[q * lanes] = w;
+    }
+}
+
+#define ROTATE_BRAIN(NAME, Q, RESIDENT)                                                                           \
+    extern "C" __global__ void __launch_bounds__(256, RESIDENT) NAME(i64 rows, i64 width, const void* x,          \
+                                                                     i64 stride, i64 inverse, void* out,          \
+                                                                     i64 shift) {                                 \
+        rotate_brain<Q>(rows, width, x, stride, inverse != 0, out, (int)shift);                                   \
+    }
+ROTATE_BRAIN(rht_few_early, 2, 5)
+ROTATE_BRAIN(rht_many_early, 4, 4)
+
 #define ROTATE(NAME, Q)                                                                                           \
     extern "C" __global__ void __launch_bounds__(256, 4) NAME(i64 rows, i64 width, const void* x, i64 stride,     \
                                                               i64 aligned, i64 kind, i64 inverse, void* out,      \
                                                               i64 shift) {                                        \
         rotate<Q>(rows, width, x, stride, aligned != 0, (int)kind, inverse != 0, out, (int)shift);                \
     }
-ROTATE(rht_one, 1)
-ROTATE(rht_four, 4)
+ROTATE(rht_one_early, 1)
+ROTATE(rht_four_early, 4)
 
 SLOTS_KERNEL(kv_quant_heads_slots_fit)

@@ -1,6 +1,7 @@
 // Heads of tokens between plain rows and a paged cache of bytes: what both sides of a cache look like, teams of lanes
 // that share a head, stores as wide as addresses allow, and codes back to values.
 #pragma once
+#include "found.cuh"
 #include "fp4.cuh"
 #include "fp8_scales.cuh"
 #include "rows.cuh"
@@ -204,6 +205,7 @@ VT_FN void read_codes(i64 rows, i64 width, i64 chunks, const unsigned char* cach
     Place at[READ_DEPTH];
     uint2 words[READ_DEPTH];
     i64 from = 0, scale_at = 0;
+    after_others();
 #pragma unroll
     for (int d = 0; d < READ_DEPTH; ++d) {
         at[d] = place<V>(rows, width, chunks, READ_DEPTH, d);
@@ -214,6 +216,7 @@ VT_FN void read_codes(i64 rows, i64 width, i64 chunks, const unsigned char* cach
     }
     if (!at[0].inside) return;
     float scale = scales[scale_at];
+    others_may_start();
 #pragma unroll
     for (int d = 0; d < READ_DEPTH; ++d) {
         if (!at[d].inside) continue;

@@ -5,7 +5,9 @@
 // 2. static_v8, *_flat: 16-byte loads; the quotient is a product and a correction (fp8_scales.cuh), which decides every
 //    half and whole number up to 128 as a division does (parity/test_device_calls_int8.py).
 // 3. *_rows, *_block: a row of bfloat16 waits in registers for its scale. group_v8, group_deep: so does a group.
+// 4. int8_group_bf16_early: started while the kernel before ends (early.cuh), 0.6 us less for few groups.
 #include "bf16_range.cuh"
+#include "found.cuh"
 #include "fp8_scales.cuh"
 #include "int_codes.cuh"
 #include "rows.cuh"
@@ -322,8 +324,12 @@ VT_FN void group_of_vectors(GROUP_PARAMETERS, i64 lane_shift) {
     unsigned at = blockIdx.x * blockDim.x + threadIdx.x, top = 0;
     bool inside = at < (unsigned)(rows * (width >> 3));
     float v[8];
+    const char* from = (const char*)x + (i64)at * 8 * item_size((int)kind);
+    found(from);
+    others_may_start();
+    after_others();
     if (inside) {
-        load(v, x, (i64)at * 8, (int)kind);
+        load(v, from, 0, (int)kind);
         top = largest_of(v, false);
     }
     top = largest_of_lanes(top, 1 << lane_shift);
@@ -337,7 +343,11 @@ VT_FN void group_of_vectors(GROUP_PARAMETERS, i64 lane_shift) {
     extern "C" __global__ void __launch_bounds__(256) NAME(GROUP_PARAMETERS, i64 lane_shift) {                    \
         group_of_vectors(rows, width, x, stride, KIND, group_size, out, scales, eps, lane_shift);                 \
     }
-GROUP(int8_group_bf16, BF16)
+extern "C" __global__ void __launch_bounds__(256) int8_group_bf16_early(
+    i64 rows, i64 width, const void* x, i64 stride, i64 kind, i64 group_size, signed char* out, float* scales,
+    i64 eps_bits, i64 lane_shift) {
+    group_of_vectors(rows, width, x, stride, BF16, group_size, out, scales, vt_float((int)eps_bits), lane_shift);
+}
 GROUP(int8_group_v8, kind)
 
 // Groups of bfloat16 of at least GROUP_DEPTH lanes.
