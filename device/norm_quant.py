@@ -40,7 +40,7 @@ from .quant_fp8 import (
 from .scratch import scratch
 
 _GEMMA, _NATIVE = 1, 2
-_DEPTH, _GROUP_DEPTH, _KEPT_DEPTH = 2, 2, 4
+_DEPTH, _GROUP_DEPTH, _KEPT_DEPTH, _GATED_DEPTH = 2, 2, 4, 4
 _WARP, _BLOCK5, _BLOCK_GROUP = 32, 5120, 64
 """The longest row of the block5 kernels; the least group of those with a block a row."""
 _INT8, _SHIFT, _LEAST_SHIFT = 6, 7, 4
@@ -51,6 +51,8 @@ _KEPT_BLOCK = 32
 """And of one of silu_group_kept_bf16_deep."""
 _FOUR, _FEW_GROUPS, _FEW_BLOCK = 4, 1 << 14, 128
 """Elements a lane of silu_group_few, the vectors under which it is taken, and its blocks' threads."""
+_ALONE, _ALONE_GROUPS = 128, 264
+"""The groups of silu_group_alone, and how many are too many."""
 _FEW_ELEMENTS = 1 << 16
 """Under this an element a thread and access: it is the functions' own latency that takes the time."""
 _DYNAMIC_NORM = {"vt": "vt", "vllm": "vllm_native", "vllm_native": "vllm_native"}
@@ -128,12 +130,13 @@ def rms_norm_gated_quant_fp8(x, gate, weight, scale, *, eps=1e-6, sigmoid_gate=F
         width, target, (x, width), (gate, gate_stride), (weight, width)
     )
     if wide and all(kind(array) == KINDS["bfloat16"] for array in (x, gate, weight)):
-        depth = 2 if rows << shift >= FEW_VECTORS else 1
+        deep = rows << shift >= FEW_VECTORS and 1 << shift >= _GATED_DEPTH
+        teams = -(-rows // _GATED_DEPTH) if deep else rows
         args = [
-            rows, width, x, weight, gate, gate_stride, np.float32(eps), int(sigmoid_gate), scale, target, nan, shift,
-            depth,
+            rows, width, x, weight, gate, gate_stride, np.float32(eps), int(sigmoid_gate), scale, target, shift,
         ]  # fmt: skip
-        start(op, "norm_quant", "gated_rows", -(-(rows << shift) // (ROW_BLOCK * depth)), (ROW_BLOCK, 1), args)
+        kernel = "gated_rows" + "_deep" * deep
+        start(op, "norm_quant", kernel, -(-(teams << shift) // ROW_BLOCK), (ROW_BLOCK, 1), args)
         return target
     y = _scratch(x.shape, _BF16)
     rms_norm_gated(x, gate, weight, eps=eps, sigmoid_gate=sigmoid_gate, out_dtype=_BF16, out=y)
@@ -222,7 +225,10 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
             if count >= FEW_VECTORS and group_size >= deep * VECTOR:
                 kernel, depth = f"{kernel}_deep", deep
                 block = _KEPT_BLOCK if rounding == "vllm" else _BLOCK
-        if count < _FEW_GROUPS and kind(x) == KINDS["bfloat16"] and group_size <= _FOUR * _WARP:
+        if group_size == _ALONE and rows * half < _ALONE * _ALONE_GROUPS and kind(x) == KINDS["bfloat16"]:
+            args += [lane_shift(group_size), *divider(half // _ALONE)]
+            start(op, "norm_quant", "silu_group_alone", rows * half // _ALONE, (_ALONE, 1), args)
+        elif count < _FEW_GROUPS and kind(x) == KINDS["bfloat16"] and group_size <= _FOUR * _WARP:
             args += [lane_shift(group_size) + 1, *divider(half // _FOUR)]
             start(op, "norm_quant", "silu_group_few", -(-2 * count // _FEW_BLOCK), (_FEW_BLOCK, 1), args)
         else:

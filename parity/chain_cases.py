@@ -26,14 +26,14 @@ from .device_run import Cuda, Framed, assert_equal, tupled
 _NORMS = ((3, 8), (5, 64), (40, 8), (4, 136), (2, 264), (3, 2048), (2, 2056), (1, 8192), (2, 8200), (3, 33), (0, 64))
 _MAPS = ((3, 8), (5, 33), (2, 264), (300, 8), (1, 4104), (0, 8))
 _BLOCKS = ((3, 16), (5, 80), (130, 48), (1, 272))
-_GROUPS = ((3, 128), (5, 256), (2, 384), (1, 2176), (40, 128), (0, 128))
-_WIDE_GROUPS = ((2, 5248),)
+_GROUPS = ((3, 128), (5, 256), (2, 384), (9, 2176), (40, 128), (0, 128))
+_WIDE_GROUPS = ((9, 5248), (1, 6272))
 
 
 @dataclass(frozen=True)
 class ChainCase:
     """A recipe on `rows` rows of `width`; `special` plants infinities, NaN, subnormals in rows and weights;
-    `many` lets these rows count as many, which have kernels of their own.
+    `many` lets these rows count as many, which have kernels of their own, on a device of one multiprocessor.
     """
 
     recipe: Recipe
@@ -54,18 +54,22 @@ class ChainCase:
     family = op
 
     def arguments(self) -> dict[str, np.ndarray]:
-        """The operands on the host, the same ones every time."""
-        return operands_of(self.recipe, self.dtypes, {"H": self.width}, (self.rows,), self.special)
+        """The operands on the host, the same ones every time. Blocks of 16 have a NaN among numbers."""
+        found = operands_of(self.recipe, self.dtypes, {"H": self.width}, (self.rows,), self.special)
+        if "input_global_scale" in found and self.rows > 1:
+            next(iter(found.values())).reshape(-1)[20] = np.nan
+        return found
 
 
 def operands_of(recipe: Recipe, dtypes, axes: dict[str, int], lead=(), special=False) -> dict[str, np.ndarray]:
     """Operands of unit variance; an integer dtype takes positions; a single number is a scale.
 
     A scale of 2^-8 brings values onto the ties between codes and beyond the largest one, another rounds its reciprocal.
-    That of a quantiser that multiplies is its reciprocal.
+    That of a quantiser that multiplies is its reciprocal; among blocks of 16 most have no ties.
     """
     rng = np.random.Generator(np.random.PCG64([*recipe.name.encode(), *axes.values(), *lead]))
-    found, scale = {}, 0.0047 if sum(axes.values()) % 16 else 2.0**-8
+    width, blocks = sum(axes.values()), "input_global_scale" in recipe.operands
+    found, scale = {}, 0.0047 if width % 16 or (blocks and width // 16 % 3) else 2.0**-8
     for (name, shape), kind in zip(recipe.operands.items(), dtypes):
         size = (1,) if shape == "1" else sizes(shape, axes, lead)
         if dtype(kind).kind == "i":
@@ -98,12 +102,13 @@ def chain_cases() -> Iterator[ChainCase]:
         for names in recipe.dtypes:
             program = trace(recipe, tuple(names.split()))
             blocks = _BLOCKS if program.group == 16 else ()
-            wide = _WIDE_GROUPS if program.reductions else ()
-            shapes = (*_GROUPS, *wide, *blocks) if program.group else _NORMS if program.reductions else _MAPS
+            wider = _WIDE_GROUPS if program.reductions else ()
+            shapes = (*_GROUPS, *wider, *blocks) if program.group else _NORMS if program.reductions else _MAPS
             for rows, width in shapes:
                 yield ChainCase(recipe, tuple(names.split()), rows, width)
                 yield ChainCase(recipe, tuple(names.split()), rows, width, special=True)
-                if program.reductions and 2048 < width <= 8192:
+                wide = program.reductions and (2048 < width <= 8192 or 32 < width < 256)
+                if rows and (wide or (program.group and not program.reductions) or program.group == 16):
                     yield ChainCase(recipe, tuple(names.split()), rows, width, many=True)
 
 
@@ -125,13 +130,14 @@ def call(device, recipe: Recipe, arguments: dict, *realisations: str) -> object:
 
 @contextlib.contextmanager
 def counted(case: ChainCase) -> Iterator[None]:
-    """Where the case says so, any number of rows is many."""
-    kept = launching.FEW_ROWS
-    launching.FEW_ROWS = 0 if case.many else kept
+    """Where the case says so, any number of rows is many, for one multiprocessor."""
+    kept = launching.FEW_ROWS, launching.MULTIPROCESSORS
+    if case.many:
+        launching.FEW_ROWS, launching.MULTIPROCESSORS = 0, 1
     try:
         yield
     finally:
-        launching.FEW_ROWS = kept
+        launching.FEW_ROWS, launching.MULTIPROCESSORS = kept
 
 
 def check_chain(device, case: ChainCase) -> None:

@@ -17,6 +17,8 @@ from .bench import HIDDEN, INTERMEDIATE, TOKENS, Bench
 from .quant_fp8 import given_scale
 
 _HEADS, _HEAD = 48, 128
+_LARGEST = 32
+"""What products of two normal numbers stay under, as a calibration would find."""
 
 
 def benches() -> Iterator[Bench]:
@@ -38,7 +40,10 @@ def chain(recipe: Recipe, T: int) -> Bench:
         made = {}
         for (name, shape), kind in zip(recipe.operands.items(), dtypes):
             dtype = np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
-            made[name] = given_scale() if shape == "1" else cupy_normal(*sizes(shape, {"H": width}, lead), dtype=dtype)
+            if shape == "1":
+                made[name] = _global_scale() if name == "input_global_scale" else given_scale()
+                continue
+            made[name] = cupy_normal(*sizes(shape, {"H": width}, lead), dtype=dtype)
         return made
 
     def ours() -> Callable[[], object]:
@@ -64,6 +69,13 @@ def chain(recipe: Recipe, T: int) -> Bench:
     moved += sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in _forms(program, lead, width))
     work = sum(node.extent == ELEMENT and node.op != "load" for node in program.nodes) * rows * width
     return Bench("fusion", f"{recipe.name} {'x'.join(map(str, (*lead, width)))}", ours, {}, moved, work, others=others)
+
+
+def _global_scale():
+    """What brings the largest value to the largest code under the largest scale."""
+    import cupy
+
+    return cupy.full(1, 448 * 6 / _LARGEST, np.float32)
 
 
 def _forms(program: Program, lead: tuple[int, ...], width: int) -> list[tuple[tuple[int, ...], np.dtype]]:

@@ -1,6 +1,7 @@
 // What generated kernels stand on (device/fusion/emit.py): how the threads of a grid share rows. A frame says which of
-// its row a thread holds, TURNS times V neighbours in registers, and reduces over the row. Every thread of a warp or
-// block takes part in the reductions, with or without a place inside.
+// its row a thread holds, TURNS times V neighbours in registers, and reduces over the row: sums, sums of the squares of
+// bfloat16 that are zero where nothing is. Every thread of a warp or block takes part in the reductions, with or without a
+// place inside.
 //
 // The ladder:
 // 1. *_long: a block of 256 a row of any width and address, an element at a time; what it needs again it computes again.
@@ -9,13 +10,19 @@
 // 3. block4 reads what all rows share when it needs it: held from the start it would cost registers, and with them rows
 //    under way. *_few4, for few rows: it is sent for with the row, whose latency hides its own.
 //    *_half5, for many rows of 2048 to 5120 of which more is found than a sum: 128 threads find it in less time than 256.
-// 4. *_v8, *_v1: chains without a reduction over the row, on a grid of rows and columns.
+//    *_teams2, for many narrow rows with a gate: two rows a team, whose roots two lanes find.
+// 4. *_v8, *_v1: chains without a reduction over the row, on a grid of rows and columns. *_shared: of groups, whose lanes
+//    find scales for each other.
+// 5. Products with SiLU or a sigmoid: what the fast functions leave open is decided in one loop for all that a thread holds,
+//    and where a result stands alone it is stored, and stored again at the end. Decided turn by turn, by choices among
+//    registers, it took a tenth longer.
+// 6. chain_fp4.cuh: chains into NVFP4.
 #pragma once
 #include "bf16_quotients.cuh"
 #include "e4m3.cuh"
 #include "silu_guess.cuh"
 #include "rows.cuh"
-#include "tree.cuh"
+#include "teams.cuh"
 
 #define EACH(index, count) _Pragma("unroll") for (int index = 0; index < count; ++index)
 
@@ -23,6 +30,11 @@
 VT_FN float load_one(const void* from, int kind) {
     float x[1];
     load(x, from, 0, kind);
+    return x[0];
+}
+VT_FN float load_at(const void* from, i64 at, int kind) {
+    float x[1];
+    load(x, from, at, kind);
     return x[0];
 }
 VT_FN void store_one(void* to, i64 at, float value, int kind) {
@@ -64,14 +76,80 @@ template <int V> VT_FN void bf16_quotients(float (&q)[V], const float (&x)[V], f
     Quotients(scale).divide(q, x);
 }
 
-// gate_products of bfloat16 results (silu_guess.cuh), one by one as ever.
-template <bool SILU> VT_FN void gated(float (&out)[8], const float (&g)[8], const float (&u)[8], int act_kind) {
-    float least = VT_INF;
-    EACH(j, 8) least = fminf(least, g[j]);
-    guessed_products<SILU>(out, g, u, least, act_kind == BF16);
-}
+// gate_products of bfloat16 results, one by one as ever.
 template <bool SILU> VT_FN void gated(float (&out)[1], const float (&g)[1], const float (&u)[1], int act_kind) {
     gate_products<SILU>(out, g, u, act_kind, BF16);
+}
+// Eight products, and which of them are open: bits of those that MIRROR's functions have to decide.
+template <bool SILU>
+VT_FN unsigned guessed(float (&out)[8], const float (&g)[8], const float (&u)[8], int act_kind) {
+    const bool rounded = act_kind == BF16;
+    float decided[8];
+    unsigned most = 0, left = 0;  // of negative numbers the least has the largest bits
+    EACH(j, 8) most = larger(most, (unsigned)vt_bits(g[j]));
+    Middles middles(most >> 31 ? vt_float((int)most) : 0.0f);
+    EACH(j, 8) {
+        const float act = fast_act<SILU>(g[j]);
+        out[j] = (rounded ? through(act, BF16) : act) * u[j];
+        decided[j] = rounded ? act : out[j];
+        middles.see(decided[j]);
+    }
+    if (middles.any())
+        EACH(j, 8)
+            if (middles.near(decided[j])) left |= 1u << j;
+    return left;
+}
+// Of all turns, so that what has to be computed as MIRROR does is so together, in one loop. pick(t, j, g, u): element j of
+// turn t once more; a choice among registers would take as long as the polynomial.
+template <bool SILU, int TURNS, int V, class P>
+VT_FN void gated(float (&out)[TURNS][V], const float (&g)[TURNS][V], const float (&u)[TURNS][V], int act_kind, P&& pick) {
+    if constexpr (V == 1) {
+        EACH(t, TURNS) gated<SILU>(out[t], g[t], u[t], act_kind);
+    } else {
+        const bool rounded = act_kind == BF16;
+        float decided[TURNS][V];
+        unsigned most = 0;  // of negative numbers the least has the largest bits
+        EACH(t, TURNS) EACH(j, V) most = larger(most, (unsigned)vt_bits(g[t][j]));
+        Middles middles(most >> 31 ? vt_float((int)most) : 0.0f);
+        EACH(t, TURNS) EACH(j, V) {
+            const float act = fast_act<SILU>(g[t][j]);
+            out[t][j] = (rounded ? through(act, BF16) : act) * u[t][j];
+            decided[t][j] = rounded ? act : out[t][j];
+            middles.see(decided[t][j]);
+        }
+        if (!middles.any()) return;
+        unsigned left = 0;
+        EACH(t, TURNS) EACH(j, V)
+            if (middles.near(decided[t][j])) left |= 1u << (V * t + j);
+#pragma unroll 1
+        for (; left; left &= left - 1) {
+            const int n = lowest_bit(left);
+            float gate, up;
+            pick(n / V, n % V, gate, up);
+            const float y = exact_product<SILU>(gate, up, rounded ? BF16 : F32);
+            EACH(t, TURNS) EACH(j, V)
+                if (n == V * t + j) out[t][j] = y;
+        }
+    }
+}
+template <int TURNS> VT_FN float picked(const float (&x)[TURNS], int t) {
+    float found = x[0];
+    EACH(s, TURNS)
+        if (t == s) found = x[s];
+    return found;
+}
+template <int TURNS, int V> VT_FN float picked(const float (&x)[TURNS][V], int t, int j) {
+    float found = x[0][0];
+    EACH(s, TURNS) EACH(k, V)
+        if (t * V + j == s * V + k) found = x[s][k];
+    return found;
+}
+
+// Numbers stay in registers, instead of being made anew out of what takes fewer.
+template <int V> VT_FN void hold(float (&x)[V]) {
+#ifdef __CUDACC__
+    EACH(j, V) asm("" : "+f"(x[j]));
+#endif
 }
 
 template <int V> VT_FN float max_of(const float (&x)[V], float start, bool inside) {
@@ -85,27 +163,47 @@ template <int LANES> VT_FN float group_max(const float (&x)[8], float start, boo
     return max_of_lanes(max_of(x, start, inside), LANES);
 }
 
-template <int V_, int TURNS_> struct MapFrame {
-    static constexpr int V = V_, TURNS = TURNS_;
-    static constexpr bool EARLY = true;
-    i64 row;
-    Place places[TURNS];
-    unsigned across;
-
-    VT_MEMBER MapFrame(i64 rows, i64 width, i64 chunks) : across((unsigned)chunks) {
-        EACH(t, TURNS) places[t] = place<V>(rows, width, chunks, TURNS, t);
-        row = places[0].row;
+// A thread's two partials of a row of bfloat16, vectors in turn, zeros where there are none. Their squares are exact in
+// float32 unless they are tiny, and then they change no sum that is not: a fused sum is the same from a first square on
+// that is not tiny.
+template <int TURNS> VT_FN void add_squares_in_turn(float (&partials)[2], const float (&x)[TURNS][8]) {
+    if (x[0][0] * x[0][0] > 0x1p-100f && x[1][0] * x[1][0] > 0x1p-100f) {
+        EACH(t, TURNS) EACH(j, 8) partials[t & 1] = vt_fma(x[t][j], x[t][j], partials[t & 1]);
+    } else {
+        EACH(t, TURNS) add_squares(partials[t & 1], x[t]);
     }
-    VT_MEMBER bool inside(int t) const { return places[t].inside; }
-    VT_MEMBER i64 at(int t) const { return places[t].column; }
-    VT_MEMBER i64 blocks(i64 rows) const { return (rows + blockDim.y - 1) / blockDim.y * across; }
+}
+
+// What a frame is not unless it says so: blocks of 16 are PAIRS of turns, a thread for all that is stored (PADS), a thread
+// takes row after row (STREAMS), lanes find what belongs to a group for one turn each (SHARES), turns that are outside of a row need not
+// be computed (SKIPS), a grid has rows and columns (MAPS).
+struct Frame {
+    static constexpr bool PAIRS = false, PADS = false, STREAMS = false, SHARES = false, SKIPS = false, MAPS = false;
+    VT_MEMBER void go() {}
+    // How far turn t's row is from the frame's, in steps of `step`, and what is known of it.
+    VT_MEMBER i64 down(int, i64) const { return 0; }
+    VT_MEMBER float of(float x, int) const { return x; }
 };
 
-// This thread's number among all of the grid, and theirs.
-VT_FN i64 grid_thread() { return ((i64)blockIdx.x * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x; }
-VT_FN i64 grid_threads(i64 blocks) { return blocks * blockDim.x * blockDim.y; }
+template <int V_, int TURNS_, bool SHARES_ = false> struct MapFrame : Frame {
+    static constexpr int V = V_, TURNS = TURNS_;
+    static constexpr bool EARLY = true, SHARES = SHARES_, MAPS = true;
+    i64 row, width, first;
+    unsigned across;
+    bool present;
 
-struct LanesFrame {
+    VT_MEMBER MapFrame(i64 rows, i64 width, i64 chunks) : width(width), across((unsigned)chunks) {
+        const Place spot = place<V>(rows, width, chunks, TURNS);
+        row = spot.row;
+        first = spot.column;
+        present = spot.row < rows;
+    }
+    VT_MEMBER bool inside(int t) const { return present && at(t) < width; }
+    VT_MEMBER i64 at(int t) const { return first + t * (int)(blockDim.x * V); }
+    VT_MEMBER i64 blocks(i64 rows) const { return ((unsigned)rows + blockDim.y - 1) / blockDim.y * (i64)across; }
+};
+
+struct LanesFrame : Frame {
     static constexpr int V = 8, TURNS = 1;
     static constexpr bool EARLY = true;
     i64 row;
@@ -124,6 +222,11 @@ struct LanesFrame {
         if (present) add_terms(partial, x[0]);
         return tree_of_lanes(partial, lanes);
     }
+    VT_MEMBER float squares(const float (&x)[1][8], int) const {
+        float partial = 0.0f;
+        add_squares(partial, x[0]);
+        return tree_of_lanes(partial, lanes);
+    }
     VT_MEMBER float max(const float (&x)[1][8], float start, int) const {
         return max_of_lanes(max_of(x[0], start, present), lanes);
     }
@@ -136,8 +239,49 @@ struct LanesFrame {
     }
 };
 
-// A block of 128 a row: a thread holds two of the tree's partials, of the even turns and of the odd ones.
-template <int TURNS_, bool EARLY_> struct HalfFrame {
+// ROWS neighbouring rows to a team of 1 << shift >= ROWS lanes, a turn each; what follows from its sum is found by a lane
+// for each of them (teams.cuh).
+template <int ROWS> struct TeamsFrame : Frame {
+    static constexpr int V = 8, TURNS = ROWS;
+    static constexpr bool EARLY = true;
+    Team team;
+    i64 row;
+    int here;
+
+    VT_MEMBER TeamsFrame(i64 rows, i64 width, int shift) : team(shift) {
+        row = (i64)team_number(blockIdx.x, shift) * ROWS;
+        here = at(0) < width ? (rows - row < ROWS ? (int)(rows - row) : ROWS) : 0;
+    }
+    VT_MEMBER bool inside(int t) const { return t < here; }
+    VT_MEMBER i64 at(int) const { return team.place * 8; }
+    VT_MEMBER i64 down(int t, i64 step) const { return t * step; }
+    VT_MEMBER float of(float x, int t) const { return from_lane(x, team.begin + t); }
+    VT_MEMBER float sum(const float (&x)[TURNS][8], int) const {
+        float partials[TURNS] = {};
+        EACH(t, TURNS)
+            if (inside(t)) add_terms(partials[t], x[t]);
+        return own(partials);
+    }
+    VT_MEMBER float squares(const float (&x)[TURNS][8], int) const {
+        float partials[TURNS] = {};
+        EACH(t, TURNS) {
+            if (x[t][0] * x[t][0] > 0x1p-100f) EACH(j, 8) partials[t] = vt_fma(x[t][j], x[t][j], partials[t]);
+            else add_squares(partials[t], x[t]);
+        }
+        return own(partials);
+    }
+    VT_MEMBER float own(float (&partials)[TURNS]) const {
+        for (int m = team.lanes >> 1; m >= 1; m >>= 1) EACH(t, TURNS) partials[t] += other_lane(partials[t], m);
+        float total = partials[0];
+        EACH(t, TURNS)
+            if (team.place == t) total = partials[t];
+        return total;
+    }
+    VT_MEMBER i64 blocks(i64) const { return 0; }
+};
+
+// A row a block of 128 threads: a thread holds two of the tree's partials, of the even turns and of the odd ones.
+template <int TURNS_, bool EARLY_> struct HalfFrame : Frame {
     static constexpr int V = 8, TURNS = TURNS_;
     static constexpr bool EARLY = EARLY_;
     i64 row;
@@ -149,13 +293,24 @@ template <int TURNS_, bool EARLY_> struct HalfFrame {
     VT_MEMBER bool inside(int t) const { return at(t) < width; }
     VT_MEMBER i64 at(int t) const { return first + t * (TREE_SPAN / 2); }
     VT_MEMBER float sum(const float (&x)[TURNS][8], int number) const {
-        float partials[2] = {}, s[8], *warp = warps + 8 * number;
+        float partials[2] = {};
         EACH(t, TURNS)
             if (inside(t)) add_terms(partials[t & 1], x[t]);
-        EACH(h, 2) {
-            partials[h] = tree_of_lanes(partials[h], 32);
-            if ((threadIdx.x & 31) == 0) warp[4 * h + (threadIdx.x >> 5)] = partials[h];
-        }
+        return joined(partials, number);
+    }
+    VT_MEMBER float squares(const float (&x)[TURNS][8], int number) const {
+        float partials[2] = {};
+        add_squares_in_turn(partials, x);
+        return joined(partials, number);
+    }
+    // Half of each warp's lanes join the even turns, half the odd ones.
+    VT_MEMBER float joined(const float (&partials)[2], int number) const {
+        const int lane = threadIdx.x & 31;
+        const bool odd = lane & 16;
+        float s[8], *warp = warps + 8 * number;
+        float sum = (odd ? partials[1] : partials[0]) + other_lane(odd ? partials[0] : partials[1], 16);
+        sum = tree_of_lanes(sum, 16);
+        if ((lane & 15) == 0) warp[(lane >> 2) + (threadIdx.x >> 5)] = sum;
         __syncthreads();
         EACH(w, 8) s[w] = warp[w];
         return tree_of_eight(s);
@@ -172,7 +327,7 @@ template <int TURNS_, bool EARLY_> struct HalfFrame {
     VT_MEMBER i64 blocks(i64 rows) const { return rows; }
 };
 
-template <int TURNS_, bool EARLY_> struct BlockFrame {
+template <int TURNS_, bool EARLY_> struct BlockFrame : Frame {
     static constexpr int V = 8, TURNS = TURNS_;
     static constexpr bool EARLY = EARLY_;
     i64 row;
@@ -187,6 +342,11 @@ template <int TURNS_, bool EARLY_> struct BlockFrame {
         float partial = 0.0f;
         EACH(t, TURNS)
             if (inside(t)) add_terms(partial, x[t]);
+        return tree_of_block(partial, warps + 8 * number);
+    }
+    VT_MEMBER float squares(const float (&x)[TURNS][8], int number) const {
+        float partial = 0.0f;
+        EACH(t, TURNS) add_squares(partial, x[t]);
         return tree_of_block(partial, warps + 8 * number);
     }
     VT_MEMBER float max(const float (&x)[TURNS][8], float start, int number) const {
@@ -205,4 +365,37 @@ template <int TURNS_, bool EARLY_> struct BlockFrame {
 template <class W> VT_FN void each_of_long(i64 width, W&& work) {
     for (i64 base = threadIdx.x * 8; base < width; base += TREE_SPAN)
         for (i64 at = base; at < base + 8 && at < width; ++at) work(at);
+}
+
+// Codes of bfloat16 under a scale of each group of LANES >= TURNS lanes, where the frame SHARES: a lane finds that of one of
+// its turns, scale_of(size).
+template <int LANES, class F, class S>
+VT_FN void put_shared(const F& frame, const float (&x)[F::TURNS][8], S&& scale_of, i64 row, i64 width, void* codes,
+                      void* scales, unsigned nan) {
+    constexpr int TURNS = F::TURNS;
+    const int lane = threadIdx.x & (LANES - 1), own = lane & (TURNS - 1);
+    float top[TURNS], q[8];
+    EACH(t, TURNS) top[t] = vt_float((int)size_of(x[t], 0u, frame.inside(t)));
+    int m = 1;
+#pragma unroll
+    for (int held = TURNS; held > 1; held >>= 1, m <<= 1)
+        EACH(d, held / 2) {
+            const bool second = own & m;
+            const float mine = second ? top[2 * d + 1] : top[2 * d], sent = second ? top[2 * d] : top[2 * d + 1];
+            top[d] = fmaxf(mine, other_lane(sent, m));
+        }
+#pragma unroll
+    for (; m < LANES; m <<= 1) top[0] = fmaxf(top[0], other_lane(top[0], m));
+    const float scale = scale_of(top[0]);
+    const Quotients mine(scale);
+    const bool large = __any_sync(FULL_WARP, mine.large);
+    if (lane < TURNS && frame.inside(own))
+        ((float*)scales)[row * (width / (8 * LANES)) + frame.at(own) / (8 * LANES)] = scale;
+    EACH(t, TURNS) {
+        Quotients by(other_lane(mine.inverse, own ^ t), other_lane(mine.low, own ^ t));
+        if (large) by = Quotients(other_lane(scale, own ^ t));
+        if (!frame.inside(t)) continue;
+        by.divide(q, x[t]);
+        store_e4m3((unsigned char*)codes, row * width + frame.at(t), q, nan);
+    }
 }

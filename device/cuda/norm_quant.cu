@@ -9,6 +9,7 @@
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
 // 4. silu_codes.cuh: no row has to be known whole.
 #include "bf16_quotients.cuh"
+#include "gated_codes.cuh"
 #include "rows.cuh"
 #include "silu_codes.cuh"
 #include "tree.cuh"
@@ -393,48 +394,5 @@ ADD_KERNELS(static_add, STATIC, GEMMA)
 ADD_KERNELS(token_add, TOKEN, NATIVE)
 ADD_KERNELS(group_add, GROUP, NATIVE)
 
-// y = ((x * inv) * w) * act(gate), rounded, of rows of 16 to 256 elements, `depth` rows a team: 1, or 2 whose roots its
-// even and odd lanes find.
-extern "C" __global__ void __launch_bounds__(128) gated_rows(
-    i64 rows, i64 width, const void* x, const void* weight, const void* gate, i64 gate_stride, float eps, i64 sigmoid,
-    const float* scale, unsigned char* out, i64 nan, i64 lane_shift, i64 depth) {
-    int first = (threadIdx.x & ((1 << lane_shift) - 1)) * 8, step = 128 >> lane_shift, own = threadIdx.x & (depth - 1);
-    i64 row = (i64)blockIdx.x * (step * (int)depth) + (threadIdx.x >> lane_shift);
-    Raw<8> a[2], b, c[2];
-    float v[8], w[8], z[8], y[8], partial[2] = {};
-    if (first < width) b = fetch<8>(weight, first, BF16);
-#pragma unroll
-    for (int d = 0; d < 2; ++d) {
-        if (d >= depth || first >= width || row + d * step >= rows) continue;
-        a[d] = fetch<8>(x, (row + d * step) * width + first, BF16);
-        c[d] = fetch<8>(gate, (row + d * step) * gate_stride + first, BF16);
-    }
-#pragma unroll
-    for (int d = 0; d < 2; ++d) {
-        if (d >= depth || first >= width || row + d * step >= rows) continue;
-        widen(v, a[d], BF16);
-        add_squares(partial[d], v);
-    }
-    for (int m = 1 << lane_shift >> 1; m >= 1; m >>= 1) {
-        partial[0] += other_lane(partial[0], m);
-        partial[1] += other_lane(partial[1], m);
-    }
-    float root = inverse_root(own ? partial[1] : partial[0], (float)width, eps), factor = 1.0f / scale[0];
-    widen(w, b, BF16);
-#pragma unroll
-    for (int d = 0; d < 2; ++d) {
-        if (d >= depth) break;
-        float inverse = other_lane(root, own ^ d);
-        if (first >= width || row + d * step >= rows) continue;
-        widen(v, a[d], BF16);
-        widen(z, c[d], BF16);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = v[j] * inverse * w[j];
-        const float least = least_of_bf16(c[d]);
-        if (sigmoid) guessed_products<false>(y, z, v, least, false);
-        else guessed_products<true>(y, z, v, least, false);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) y[j] = through(y[j], BF16) * factor;
-        store_e4m3(out, (row + d * step) * width + first, y, (unsigned)nan);
-    }
-}
+GATED_TEAMS(gated_rows, 1)
+GATED_TEAMS(gated_rows_deep, GATED_DEPTH)

@@ -6,7 +6,7 @@
 //
 // The ladder:
 // 1. silu_group_any, silu_static_v1: any width, dtype and address. *_v8: vectors of any dtype.
-// 2. silu_group_few: four elements a lane, by MIRROR's functions alone.
+// 2. silu_group_few, silu_group_alone: four elements a lane or one, by MIRROR's functions alone.
 // 3. *_bf16: vectors of bfloat16, several a thread where there are many. All rows are one row of vectors: where each lies
 //    in x takes a product, and of 64 bits only the address.
 #pragma once
@@ -416,6 +416,25 @@ extern "C" __global__ void __launch_bounds__(128) silu_group_few(SILU_GROUP_PARA
     const unsigned column = number - row * per_row;
     if ((column & ((1u << lane_shift) - 1)) == 0)
         scales[row * row_step + (column >> lane_shift) * group_step] = scale;
+}
+
+// Very few groups of 128 bfloat16, one a block and an element a thread: a multiprocessor each. `magic` divides by groups.
+extern "C" __global__ void __launch_bounds__(128) silu_group_alone(SILU_GROUP_PARAMETERS, SILU_MAGIC) {
+    __shared__ unsigned tops[4];
+    const unsigned row = whole_quotient(blockIdx.x, (unsigned)magic, (int)magic_shift);
+    const unsigned group = blockIdx.x - row * ((unsigned)width >> 7);
+    const unsigned short* const from = (const unsigned short*)x + (i64)row * width * 2 + group * 128 + threadIdx.x;
+    const unsigned gate = from[0], up = from[width];
+    float y[1] = {vt_silu(widen_bf16(gate)) * widen_bf16(up)}, q[1];
+    if (rule != VLLM) y[0] = through(y[0], BF16);
+    unsigned top = largest_of_warp(largest_of(y, false));
+    if ((threadIdx.x & 31) == 0) tops[threadIdx.x >> 5] = top;
+    __syncthreads();
+    top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+    const float scale = floored_scale(top, nullptr, scale_ub);
+    Divisor(scale, top, false).divide(q, y);
+    out[(i64)blockIdx.x * 128 + threadIdx.x] = one_code(q[0], (unsigned)nan);
+    if (threadIdx.x == 0) scales[row * row_step + group * group_step] = scale;
 }
 
 extern "C" __global__ void __launch_bounds__(64) silu_group_kept_bf16(SILU_GROUP_PARAMETERS, SILU_MAGIC) {

@@ -56,23 +56,3 @@ struct Middles {
     VT_MEMBER bool any() const { return nearest <= most; }
     VT_MEMBER bool near(float x) const { return off(x) <= most; }
 };
-
-// As gate_products for results that are stored as bfloat16; rounded: so is the act.
-template <bool SILU>
-VT_FN void guessed_products(float (&out)[8], const float (&g)[8], const float (&u)[8], float least, bool rounded) {
-    Middles middles(least);
-    float decided[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        float act = fast_act<SILU>(g[j]);
-        out[j] = (rounded ? through(act, BF16) : act) * u[j];
-        decided[j] = rounded ? act : out[j];
-        middles.see(decided[j]);
-    }
-    if (!middles.any()) return;
-    unsigned left = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-        if (middles.near(decided[j])) left |= 1u << j;
-    decide(out, left, g, u, [&](float gate, float up) { return exact_product<SILU>(gate, up, rounded ? BF16 : F32); });
-}

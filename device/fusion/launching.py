@@ -14,17 +14,24 @@ from vtlab.ops.fusion.forms import check_steps
 from vtlab.ops.fusion.program import ELEMENT, ONE, Program
 from vtlab.ops.fusion.trace import trace
 
-from ..launch import as_rows, map_rows, results, start
+from ..launch import MULTIPROCESSORS, as_rows, map_rows, results, start
+from ..quant_fp8 import divider
 from ..runtime import current
-from .emit import depth, halves, tag
+from .emit import tag
+from .frames import RESIDENT, blocks, depth, halves, shared, streams, teams
 
-_SPAN, _TURNS, _LANES = 2048, 4, 256
+_SPAN, _TURNS, _LANES, _WARP = 2048, 4, 256, 32
 _MAP_BLOCK = 64
 """Threads of a block without a row of its own: small ones share a multiprocessor best."""
-_HALF5 = 5120
-"""The longest row of 128 threads."""
+_HALF5, _PAIRS = 5120, 3 * _SPAN
+"""The longest rows of 128 threads."""
 FEW_ROWS = 264  # two for each multiprocessor of a large GPU
+_FEW_BLOCKS, _FEW_LANES = 256, 1024
+"""For each of few rows, blocks of 16 and lanes that are few: two lanes a block serve them best, and a row a team."""
+_TEAM_ROWS, _SHARED_TURNS = 2, 2
+_TILE_ROWS, _TILE_BLOCKS = 128, 4
 _MOST_FORMS = 1024
+_MOST_BLOCKS = 1 << 30  # of 16: numbers of 32 bits
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class _Plan:
     forms: tuple[tuple[tuple[int, ...], np.dtype], ...]
     wide: bool  # as far as the width decides
     reduces: bool
+    blocks: bool  # ends in NVFP4's quantiser of bfloat16
+    tiled: bool
 
 
 class Launcher:
@@ -98,27 +107,71 @@ class Launcher:
             for target in program.targets
         )
         kernel, reduces = f"{recipe.name}_{tag(dtypes)}", bool(program.reductions)
-        return _Plan(program, kernel, math.prod(lead), width, forms, width % 8 == 0, reduces)
+        rows, tiled = math.prod(lead), any(target.tiled for target in program.targets)
+        if blocks(program) and rows * width >= 16 * _MOST_BLOCKS:
+            return None
+        return _Plan(program, kernel, rows, width, forms, width % 8 == 0, reduces, blocks(program), tiled)
 
     def _launch(self, plan: _Plan, wide: bool, args: list) -> bool:
-        op, family, rows, width = self._recipe.name, self._recipe.name, plan.rows, plan.width
+        op, rows, width = self._recipe.name, plan.rows, plan.width
         if not wide and plan.program.group:
             return False
         if not plan.reduces:
-            map_rows(op, family, plan.kernel, rows, width, wide, args, depth(plan.program), _MAP_BLOCK)
-        elif not wide or width > _SPAN * _TURNS:
-            start(op, family, f"{plan.kernel}_long", rows, (256, 1), [rows, width, 0, *args])
+            self._map(plan, wide, args)
+            return True
+        number, threads, shape, few = rows, 128, 0, rows <= FEW_ROWS
+        if not wide or width > _SPAN * _TURNS:
+            form, threads = "long", 256
         elif width <= _LANES:
-            shift = (width // 8 - 1).bit_length()
-            blocks = -(-(rows << shift) // 128)
-            start(op, family, f"{plan.kernel}_rows", blocks, (128, 1), [rows, width, shift, *args])
+            form, shape = "rows", (width // 8 - 1).bit_length()
+            if teams(plan.program) and 1 << shape >= _TEAM_ROWS and rows << shape > _FEW_LANES * FEW_ROWS:
+                form, number = f"teams{_TEAM_ROWS}", -(-rows // _TEAM_ROWS)
+            number = -(-(number << shape) // threads)
+        elif plan.blocks and _SPAN < width <= _PAIRS and (few or streams(plan.program)):
+            spans = -(-width // _SPAN)
+            form = f"pairs{spans}" if few else f"stream{spans}"
+            number = shape = rows if few else min(rows, MULTIPROCESSORS * RESIDENT[spans])
+        elif not few and _SPAN < width <= _HALF5 and halves(plan.program):
+            form = "half5"
         else:
-            form = "block1" if width <= _SPAN else "few4" if rows <= FEW_ROWS else "block4"
+            form = "block1" if width <= _SPAN else "few4" if few else "block4"
             threads = min(256, -(-width // 256) * 32)
-            if form == "block4" and width <= _HALF5 and halves(plan.program):
-                form, threads = "half5", 128
-            start(op, family, f"{plan.kernel}_{form}", rows, (threads, 1), [rows, width, 0, *args])
+        if plan.tiled and rows % _TILE_ROWS:
+            number += -(-_tiles(width) * 32 // threads)  # these fill the last row of tiles, 16 bytes a thread
+        start(op, op, f"{plan.kernel}_{form}", number, (threads, 1), [rows, width, shape, *args])
         return True
+
+    def _map(self, plan: _Plan, wide: bool, args: list) -> None:
+        op, rows, width = self._recipe.name, plan.rows, plan.width
+        many = rows * width // 16 > _FEW_BLOCKS * FEW_ROWS
+        if plan.blocks and plan.tiled and many:
+            tiles = _tiles(width)
+            threads = tiles * -(-rows // _TILE_ROWS) * _TILE_ROWS * _TILE_BLOCKS
+            magic, shift = divider(tiles)
+            sent = [rows, width, magic | shift << 32, *args]
+            start(op, op, f"{plan.kernel}_tiles", threads // _MAP_BLOCK, (_MAP_BLOCK, 1), sent)
+        elif plan.blocks:
+            self._groups(plan, *(("v16", 16) if many else ("v8", 8)), args)
+        elif shared(plan.program) and many:
+            self._groups(plan, "shared", 8 * _SHARED_TURNS, args)
+        else:
+            map_rows(op, op, plan.kernel, rows, width, wide, args, depth(plan.program), _MAP_BLOCK)
+
+    def _groups(self, plan: _Plan, form: str, size: int, args: list) -> None:
+        """A thread for each `size` elements of a row, as map_rows shares them out, groups in whole warps."""
+        op, rows, groups = self._recipe.name, plan.rows, -(-plan.width // size)
+        least = max(_WARP if rows == 1 else 1, plan.program.group // 8)
+        across = min(_MAP_BLOCK, max(least, 1 << (groups - 1).bit_length()))
+        down = _MAP_BLOCK // across if rows > 1 else 1
+        chunks = -(-groups // across)
+        split = chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
+        sent = [rows, plan.width, split, *args]
+        start(op, op, f"{plan.kernel}_{form}", -(-rows // down) * chunks, (across, down), sent)
+
+
+def _tiles(width: int) -> int:
+    """Tiles of scales side by side."""
+    return -(-width // (16 * _TILE_BLOCKS))
 
 
 @lru_cache(1024)

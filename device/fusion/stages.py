@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 from vtlab.ops.fusion.program import COLUMN, E2M1, E4M3, ELEMENT, GROUP, ONE, ROW, Program, Target
@@ -11,6 +12,22 @@ FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 COMPARISONS = ("gt", "lt", "ge", "le", "eq", "ne")
 _ACTS = ("silu", "sigmoid")
 _GROUPS = (8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """An NVFP4 quantiser: bfloat16 x, its global scale and what divides by that, results, all nodes between these."""
+
+    x: int
+    scale: int
+    back: int
+    packed: Target
+    scales: Target
+    inside: frozenset[int]
+
+
+class _Other(Exception):
+    """A node that is not what was looked for."""
 
 
 class Stages:
@@ -93,6 +110,102 @@ class Stages:
                 found[number] = inner if alone and self.nodes[inner].extent == ELEMENT else size
         return found
 
+    @cached_property
+    def deferred(self) -> bool:
+        """Whether the results of one element can be made again, those that follow from the one gated product."""
+        last = max(self.stage)
+        ends = [target for target in self.program.targets if self.stage[target.node] == last]
+        single = all(target.extent == ELEMENT for target in ends) and not self.program.group
+        return single and len(self.gated) == 1 and all(self.stage[number] == last for number in self.gated)
+
+    @cached_property
+    def squares(self) -> dict[int, int]:
+        """Sums of squares of bfloat16: the sum -> what is squared."""
+        found = {}
+        for number, node in enumerate(self.nodes):
+            square = self.nodes[node.args[0]] if node.op == "sum" else None
+            if square is None or square.op != "mul" or self.users[node.args[0]] != [number]:
+                continue
+            a, b = square.args
+            if a == b and square.extent == ELEMENT and self.is_brain(a) and self._is_zero_of_zeros(a):
+                found[number] = a
+        return found
+
+    def _is_zero_of_zeros(self, number: int) -> bool:
+        """Whether a node is +0 where all that is loaded is."""
+        node = self.nodes[number]
+        return node.op == "load" or (node.op in ("add", "round") and all(map(self._is_zero_of_zeros, node.args)))
+
+    @cached_property
+    def blocks(self) -> Blocks | None:
+        """The quantiser that the program ends in, where chain_fp4.cuh has its steps."""
+        packed = next((target for target in self.program.targets if target.dtype == E2M1), None)
+        codes = [t for t in self.program.targets if (t.dtype, t.extent, t.nan) == (E4M3, GROUP, 127)]
+        if packed is None or packed.nan != 7 or len(codes) != 1 or self.program.group != 16:
+            return None
+        try:
+            x, factor = self._args(packed.node, "mul")
+            step = self._reciprocal(factor)
+            code, back = self._args(step, "mul")
+            (scaled,) = self._args(code, "round")
+            scale, sixth = self._args(scaled, "mul")
+            top, by = self._args(sixth, "mul")
+            known = self._reciprocal(back) == scale and self._constant(by) == float.fromhex("0x1.555556p-3")
+        except _Other:
+            return None
+        same = self._bare(codes[0].node) == scaled and self.passing_nan.get(top) == x
+        if not (known and same and self.is_brain(x) and self.nodes[scale].extent == self.nodes[back].extent == ONE):
+            return None
+        inside = {
+            n for n in self.behind([packed.node, codes[0].node]) - self.behind([x]) if self.nodes[n].extent != ONE
+        }
+        seen = [user for n in inside for user in self.users[n]]
+        if any(user not in inside if isinstance(user, int) else user not in (packed, codes[0]) for user in seen):
+            return None
+        return Blocks(x, scale, back, packed, codes[0], frozenset(inside))
+
+    @cached_property
+    def shared(self) -> tuple[int, int, int, Target, Target] | None:
+        """Where a program without reductions ends in codes of bfloat16 under a scale for each group, and that scale:
+
+        (the groups' sizes, what is quantised, the scale, the targets of codes and scales).
+        """
+        targets = {(t.dtype, t.extent): t for t in self.program.targets}
+        codes, scales = targets.get((E4M3, ELEMENT)), targets.get(("float32", GROUP))
+        if self.program.reductions or len(self.program.targets) != 2 or codes is None or scales is None:
+            return None
+        x, scale = self.quotients.get(self._bare(codes.node), (None, None))
+        tops = [n for n, node in enumerate(self.nodes) if node.op == "group_max"]
+        if (
+            x is None
+            or len(tops) != 1
+            or self.passing_nan.get(tops[0]) != x
+            or self._bare(scale) != self._bare(scales.node)
+        ):
+            return None
+        brain = self.is_brain(x) and self.is_floored(scale) and self.nodes[scale].extent == GROUP
+        return (tops[0], x, scale, codes, scales) if brain and self.program.group >= 32 else None
+
+    def _bare(self, number: int) -> int:
+        """The node below roundings to float32."""
+        node = self.nodes[number]
+        return self._bare(node.args[0]) if (node.op, node.data) == ("round", "float32") else number
+
+    def _args(self, number: int, op: str) -> list[int]:
+        node = self.nodes[self._bare(number)]
+        if node.op != op:
+            raise _Other
+        return [self._bare(a) for a in node.args]
+
+    def _reciprocal(self, number: int) -> int:
+        """x of x == 0 ? 0 : 1 / x."""
+        test, zero, inverse = self._args(number, "where")
+        x, other = self._args(test, "eq")
+        one, divisor = self._args(inverse, "div")
+        if (self._constant(zero), self._constant(other), self._constant(one), divisor) != (0.0, 0.0, 1.0, x):
+            raise _Other
+        return x
+
     def _constant(self, number: int) -> float | None:
         node = self.nodes[number]
         return float.fromhex(node.data) if node.op == "const" else None
@@ -149,7 +262,8 @@ class Stages:
     def elements(self, numbers) -> list[int]:
         """Those of the nodes that stand for numbers of each element, column or group, in order."""
         wide = (ELEMENT, COLUMN, GROUP)
-        return [n for n in sorted(numbers) if self.nodes[n].extent in wide and n not in self.hidden]
+        apart = self.hidden | self.blocks.inside if self.blocks else self.hidden
+        return [n for n in sorted(numbers) if self.nodes[n].extent in wide and n not in apart]
 
     def when(self, number: int) -> int:
         """The stage in which a node is computed; for a column's, that of its first use."""

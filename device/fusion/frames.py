@@ -1,0 +1,77 @@
+"""Which kernels a row program has: how their threads share rows (chain.cuh)."""
+
+from __future__ import annotations
+
+from vtlab.ops.fusion.program import ELEMENT, Program
+
+from .stages import Stages
+
+RESIDENT = {2: 4, 3: 3}
+"""Blocks of a multiprocessor that take turns at rows, by the spans of 2048 that these have."""
+
+
+def blocks(program: Program) -> bool:
+    """Whether a program ends in NVFP4's quantiser of bfloat16."""
+    return Stages("", program).blocks is not None
+
+
+def streams(program: Program) -> bool:
+    """Whether blocks take row after row of those: where a row is one operand's, there is room to send for the next."""
+    return blocks(program) and sum(one.extent == ELEMENT for one in program.sources) == 1
+
+
+def halves(program: Program) -> bool:
+    """Whether a row's numbers are more than a sum: then few threads to a row serve many rows best."""
+    return bool(program.group) or len(program.reductions) > 1
+
+
+def shared(program: Program) -> bool:
+    """Whether the lanes of a group can find scales for each other."""
+    return Stages("", program).shared is not None
+
+
+def teams(program: Program) -> bool:
+    """Whether rows are worth several to a team: a row's gate has much to compute beside its sum."""
+    sums = all(program.nodes[n].op == "sum" for n in program.reductions)
+    return bool(program.reductions) and not program.group and sums and bool(Stages("", program).gated)
+
+
+def depth(program: Program) -> int:
+    """Groups of eight a thread of the map kernels: two, unless neighbouring groups have to be neighbouring lanes."""
+    return 1 if program.group else 2
+
+
+def frames(program: Program) -> dict[str, tuple[str, str]]:
+    """A program's kernels: their launch bounds and frame, no frame where a row is walked an element at a time.
+
+    `sums` and `others` are shared memory for the row's sums. Groups need threads that hold eight neighbours.
+    """
+    if program.reductions:
+        found = {"rows": ("128", "LanesFrame(rows, width, (int)shape)")}
+        if teams(program):
+            found["teams2"] = "128, 1", "TeamsFrame<2>(rows, width, (int)shape)"
+        found["block1"] = "256", "BlockFrame<1, true>(width, sums)"
+        found["few4"] = "256", "BlockFrame<4, true>(width, sums)"
+        found["block4"] = "256", "BlockFrame<4, false>(width, sums)"
+        for spans in RESIDENT if blocks(program) else ():
+            found[f"pairs{spans}"] = "128, 1", f"PairsFrame<{spans}, false>(width, rows, sums, sums)"
+        if streams(program):
+            for spans, resident in RESIDENT.items():
+                found[f"stream{spans}"] = f"128, {resident}", f"PairsFrame<{spans}, true>(width, shape, sums, others)"
+        elif halves(program):
+            early = "true" if blocks(program) else "false"
+            found["half5"] = "128, 1", f"HalfFrame<5, {early}>(width, sums)"
+        return found if program.group else found | {"long": ("256", "")}
+    if blocks(program):
+        if any(target.tiled for target in program.targets):
+            many = {"tiles": ("128, 1", "TilesFrame(rows, width, shape)")}
+        else:
+            many = {"v16": ("128, 1", "SixteenFrame(rows, width, shape)")}
+        return {"v8": ("256", "MapFrame<8, 1>(rows, width, shape)")} | many
+    found = {"v8": ("256", f"MapFrame<8, {depth(program)}>(rows, width, shape)")}
+    if shared(program):
+        return found | {"shared": ("128, 1", "MapFrame<8, 2, true>(rows, width, shape)")}
+    return found if program.group else found | {"v1": ("256", f"MapFrame<1, {depth(program)}>(rows, width, shape)")}
+
+
+__all__ = ["RESIDENT", "blocks", "depth", "frames", "halves", "shared", "streams", "teams"]
