@@ -12,14 +12,13 @@ from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, results
 from .moe_packed import Loaded, Packed, loaded_product, loads, longest_chain, product
-from .packed_loaded import Form
 from .scratch import scratch
 from .w4a16 import CHUNK, COLUMNS, aligned, fits
 
 _OP = "moe_wna16_marlin_gemm"
 
 judged_by_norm(_OP, steps=lambda arguments: longest_chain(arguments["a"].shape[1], CHUNK))
-LOADED = (Loaded(60, Form(128, 2, 1, 1)),)
+LOADED = (Loaded(24, 64, 3), Loaded(160, 128, 2))
 """Tiles on Hopper."""
 _BESIDE = 128 + 32
 """Bytes of 64 columns' scales and zero points of a group."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .launch import kind, on_hopper, start, vectors
+from .launch import MULTIPROCESSORS, kind, on_hopper, start, vectors
 from .moe import by_expert, check_experts
-from .packed_loaded import Form
 from .runtime import current
 from .w4a16 import COLUMNS, NAMES
 
@@ -14,6 +13,8 @@ _CHAINS = 4
 """Chains that K is cut into, turn by turn, one a warp of the kernels up to 32 pairs."""
 _ROOM = 512
 """Bytes of shared memory that those need beside their rings."""
+_LINE, _MOST_STAGES = 128, 24
+"""Bytes of a row of x in a stage of Hopper's tiles, and their stages."""
 
 
 def longest_chain(depth: int, deep: int) -> int:
@@ -49,10 +50,18 @@ class Packed(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A form of cuda/packed_loaded.cuh, and pairs an expert from which on it serves."""
+    """A form of cuda/moe_loaded.cuh: pairs an expert from which on it serves, pairs of a tile, groups of 64 columns."""
 
     least: int
-    form: Form
+    rows: int
+    groups: int
+
+    def shared(self, own: int) -> tuple[int, int]:
+        """(stages, bytes of shared memory), where 64 columns have `own` bytes of a stage."""
+        stage = -(-(self.rows * _LINE + self.groups * own) // 1024) * 1024
+        fixed = 1024 + self.groups * self.rows * (_LINE + 16) + 2 * _MOST_STAGES * 8
+        stages = min(_MOST_STAGES, (current().shared_memory() - fixed) // stage)
+        return stages, fixed + stages * stage
 
 
 def loads(pairs: int, experts: int, forms: tuple[Loaded, ...]) -> bool:
@@ -64,13 +73,13 @@ def loaded_product(
     op: str, family: str, x, weights: Packed, ids, factors, out, experts: int, waits: bool, forms: tuple[Loaded, ...]
 ) -> None:
     """`product` through the highest tiles of `forms` that there are pairs enough for."""
-    form, columns = next(form for least, form in reversed(forms) if ids.size >= least * experts), out.shape[1]
+    form, columns = next(form for form in reversed(forms) if ids.size >= form.least * experts), out.shape[1]
     stages, shared = form.shared(weights.own)
     args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, form.rows)
-    args += [*weights.args, int(vectors(columns, (out, columns))), stages]
-    grid = count * -(-columns // (form.groups * COLUMNS))
-    name = f"{weights.kernel}_{NAMES[kind(x)]}_{form.name}"
-    start(op, family, name, grid, (form.threads, 1), args, shared + 4 * form.rows)
+    grid = min(MULTIPROCESSORS, count * -(-columns // (form.groups * COLUMNS)))
+    args += [*weights.args, int(vectors(columns, (out, columns))), stages, grid]
+    name = f"{weights.kernel}_{NAMES[kind(x)]}_loaded_{form.rows}_{form.groups}"
+    start(op, family, name, grid, (128 * (1 + form.groups), 1), args, shared)
 
 
 def product(op: str, family: str, x, weights: Packed, ids, factors, out, experts: int, waits: bool) -> None:

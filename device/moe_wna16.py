@@ -11,12 +11,11 @@ from .codes import settled, spread
 from .judged import judged_by_norm
 from .launch import PROVIDER, results
 from .moe_packed import Loaded, Packed, loaded_product, loads, longest_chain, product
-from .packed_loaded import Form
 from .scratch import scratch
 from .w4a16 import COLUMNS, aligned
 
 _OP = "moe_wna16_gemm"
-LOADED = (Loaded(24, Form(64, 3, 1, 1)), Loaded(56, Form(128, 2, 1, 1)))
+LOADED = (Loaded(14, 64, 3), Loaded(56, 128, 2))
 """Tiles on Hopper."""
 _OWN, _ACROSS, _TURN, _LOADED_BYTES = 32, 32, 128, 2048
 """k of a lane, which has one group; columns and k of a warp's turn; bytes that 64 columns have of a stage on Hopper."""

@@ -20,8 +20,7 @@ template <int BYTES> static inline void copy_some(void* shared, const void* glob
 
 template <int SCALE> struct Fp4Job {
     static constexpr int KIND = BF16, GROUP = SCALE == E8M0 ? 32 : 16, WORDS = FP4_CHUNK / GROUP / 4;
-    static constexpr int OWN = FP4_CODES / 2 + COLUMNS * 4 * WORDS, STRIDED = 0, RUN = 1;
-    static constexpr bool GATHERED = false;
+    static constexpr int OWN = FP4_CODES / 2 + COLUMNS * 4 * WORDS;
     const char *words, *scales;
     const float* factor;
     i64 columns, depth, pitch, step;
@@ -56,7 +55,6 @@ template <int SCALE> struct Fp4Job {
         }
         return s;
     }
-    VT_MEMBER i64 place_of(int row) const { return row; }
     VT_MEMBER int column(int warp, int g, int h) const { return 16 * warp + 8 * h + g; }
     VT_MEMBER void begin(i64, int, int) {
         half = 0;
@@ -85,7 +83,7 @@ template <int SCALE> struct Fp4Job {
     template <int SUMS> VT_MEMBER void multiply(float (&sums)[SUMS], const unsigned (&a)[4], u64 rows) const {
         multiply_registers<KIND>(sums, a, rows, 1);
     }
-    VT_MEMBER unsigned short end(float x, int, bool, i64 n, int) const {
+    VT_MEMBER unsigned short end(float x, i64 n) const {
         x = fp4_finished<KIND, SCALE>(x, n, factor, nullptr);
         return (unsigned short)(kind == BF16 ? pair<BF16>(x, 0.0f) : pair<F16>(x, 0.0f));
     }

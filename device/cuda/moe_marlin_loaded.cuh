@@ -1,5 +1,5 @@
 // Experts' products with Marlin's weights of 4 bits on Hopper, for experts of many pairs: the numbers of moe_ring.cuh, added
-// up in its order. Tiles and stages: packed_loaded.cuh; rows of x are brought one by one, from where their pairs have them.
+// up in its order. Tiles and stages: moe_loaded.cuh.
 #pragma once
 #include "moe_loaded.cuh"
 #include "w4a16.cuh"
@@ -27,60 +27,55 @@ struct MarlinTiles {
 };
 
 template <int KIND> struct MoeMarlinJob : W4a16Job<KIND, MarlinTiles> {
-    static constexpr int STRIDED = TEAM;
-    static constexpr bool GATHERED = true;
-    const char* rows;
-    Pairing own;
-    const unsigned short* biases;  // of the expert
-    const float* factors;
+    static constexpr int RUN = 1;
+    // Of all experts: bytes of words, of scales and of zero points from one to the next.
+    const char *all_words, *all_scales, *all_zeros;
+    i64 words_apart, scales_apart, zeros_apart;
+    const unsigned short* all_biases;
+    int expert;
     float bias[2];
 
-    VT_MEMBER i64 line(int row) const { return own.line(row); }
-    VT_MEMBER i64 place_of(int row) const { return own.pairs[row]; }
+    VT_MEMBER void take(int which) {
+        expert = which;
+        this->words = all_words + which * words_apart, this->scales = all_scales + which * scales_apart;
+        this->zeros = all_zeros == nullptr ? nullptr : all_zeros + which * zeros_apart;
+    }
     VT_MEMBER void begin(i64 left, int warp, int lane) {
         W4a16Job<KIND, MarlinTiles>::begin(left, warp, lane);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float y[1] = {0.0f};
-            if (biases != nullptr) load(y, biases, single(left + this->column(warp, lane >> 2, h)), KIND);
+            if (all_biases != nullptr)
+                load(y, all_biases, single(expert * this->columns + left + this->column(warp, lane >> 2, h)), KIND);
             bias[h] = y[0];
         }
     }
-    VT_MEMBER unsigned short end(float x, int row, bool there, i64, int h) const {
-        if (biases != nullptr) x = through(x, KIND) + bias[h];
-        if (factors != nullptr) x = through(x, KIND) * through(there ? factors[own.pairs[row]] : 0.0f, KIND);
+    VT_MEMBER unsigned short end(float x, bool weighted, float factor, int h) const {
+        if (all_biases != nullptr) x = through(x, KIND) + bias[h];
+        if (weighted) x = through(x, KIND) * through(factor, KIND);
         return (unsigned short)pair<KIND>(x, 0.0f);
     }
 };
 
-template <int KIND, int ROWS, int GROUPS, int LANES>
+template <int KIND, int ROWS, int GROUPS>
 VT_FN void moe_marlin_loaded(MOE_PARAMETERS, i64 group, i64 zero, const void* words, const void* scales, const void* zeros,
-                             const unsigned short* biases, i64 whole, i64 stages, u8* memory) {
-    constexpr int ACROSS = GROUPS * COLUMNS;
-    unsigned beside = blockIdx.x / (unsigned)count;
-    i64 first = (i64)beside * ACROSS;
-    const Tile tile = tile_of(blockIdx.x - beside * (unsigned)count, ids, order, tiles);
-    if (left_out<KIND, ACROSS>(tile, experts, first, columns, out)) return;
+                             const unsigned short* biases, i64 whole, i64 stages, i64 blocks, u8* memory) {
     i64 groups = (unsigned)depth / (unsigned)group;
     MoeMarlinJob<KIND> job;
-    job.words = (const char*)words + tile.expert * (depth * columns / 2);
-    job.scales = (const char*)scales + tile.expert * groups * columns * 2;
-    job.zeros = zeros == nullptr ? nullptr : (const char*)zeros + tile.expert * groups * columns / 2;
+    job.all_words = (const char*)words, job.words_apart = depth * columns / 2;
+    job.all_scales = (const char*)scales, job.scales_apart = groups * columns * 2;
+    job.all_zeros = (const char*)zeros, job.zeros_apart = groups * columns / 2;
+    job.all_biases = biases;
     job.columns = columns, job.chunks_a_group = (int)(group / CHUNK), job.zero = (int)zero, job.order = 0;
     job.mask = 0x000f000fu + (unsigned)(depth >> 32);  // as w4a16_loaded.cuh has it
-    job.rows = (const char*)x, job.own = pairing(tile, choices, depth, memory), job.factors = factors;
-    job.biases = biases == nullptr ? nullptr : biases + tile.expert * columns;
-    LoadedWork work = tile_work<ROWS, 1>(tile, columns, first, depth, stages, whole);
-    TensorMap none;
-    packed_loaded<MoeMarlinJob<KIND>, ROWS, GROUPS, LANES, 1>(job, work, none, (unsigned short*)out, memory + ROWS * 4);
+    moe_loaded<MoeMarlinJob<KIND>, KIND, ROWS, GROUPS>(job, MOE_NAMES, whole, stages, blocks, memory);
 }
 
-#define MOE_MARLIN_LOADED(NAME, KIND, ROWS, GROUPS, LANES)                                                                 \
-    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                                           \
+#define MOE_MARLIN_LOADED(NAME, KIND, ROWS, GROUPS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, 1)                                                   \
         NAME(MOE_PARAMETERS, i64 group, i64 zero, const void* words, const void* scales, const void* zeros,               \
-             const unsigned short* biases, i64 whole, i64 stages) {                                                       \
+             const unsigned short* biases, i64 whole, i64 stages, i64 blocks) {                                                       \
         VT_SHARED(memory);                                                                                                \
-        moe_marlin_loaded<KIND, ROWS, GROUPS, LANES>(MOE_NAMES, group, zero, words, scales, zeros, biases, whole, stages,  \
-                                                     memory);                                                             \
+        moe_marlin_loaded<KIND, ROWS, GROUPS>(MOE_NAMES, group, zero, words, scales, zeros, biases, whole, stages, blocks, memory); \
     }
 #endif

@@ -29,13 +29,19 @@ VT_FN Tile tile_of(unsigned number, const int* ids, const int* order, const uint
         void *out, const int *order, const uint4 *tiles, i64 count
 #define MOE_NAMES choices, experts, columns, depth, x, ids, factors, out, order, tiles, count
 
-// The rows of a tile without an expert, or of one that there is not, from column `first` on; whether it was such a tile.
-template <int KIND, int ACROSS> VT_FN bool left_out(const Tile& tile, i64 experts, i64 first, i64 columns, void* out) {
-    if (tile.rows > 0 && tile.expert >= 0 && tile.expert < experts) return false;
-    for (int at = threadIdx.x; at < tile.rows * ACROSS; at += blockDim.x) {
+// Zeros in the rows of a tile without an expert, NaN in those of one that there is not, from column `first` on.
+template <int KIND, int ACROSS>
+VT_FN void fill_out(const Tile& tile, i64 first, i64 columns, void* out, int thread, int threads) {
+    for (int at = thread; at < tile.rows * ACROSS; at += threads) {
         i64 column = first + at % ACROSS;
         if (column < columns)
             store_one(out, tile.pair(at / ACROSS) * columns + column, tile.expert == NO_EXPERT ? 0.0f : VT_NAN, KIND);
     }
+}
+
+// Whether a block's tile was such a one, or none; its rows are filled out.
+template <int KIND, int ACROSS> VT_FN bool left_out(const Tile& tile, i64 experts, i64 first, i64 columns, void* out) {
+    if (tile.rows > 0 && tile.expert >= 0 && tile.expert < experts) return false;
+    fill_out<KIND, ACROSS>(tile, first, columns, out, threadIdx.x, blockDim.x);
     return true;
 }

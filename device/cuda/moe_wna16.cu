@@ -139,8 +139,8 @@ MOE_WNA16_RINGS(moe_wna16_8_bf16, BF16, 8)
 MOE_WNA16_RINGS(moe_wna16_8_f16, F16, 8)
 
 #if VT_TILES
-MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_64_3_1_1, BF16, 64, 3, 1)
-MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_128_2_1_1, BF16, 128, 2, 1)
-MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_64_3_1_1, F16, 64, 3, 1)
-MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_128_2_1_1, F16, 128, 2, 1)
+MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_64_3, BF16, 64, 3)
+MOE_WNA16_LOADED(moe_wna16_4_bf16_loaded_128_2, BF16, 128, 2)
+MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_64_3, F16, 64, 3)
+MOE_WNA16_LOADED(moe_wna16_4_f16_loaded_128_2, F16, 128, 2)
 #endif

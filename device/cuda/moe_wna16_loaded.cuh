@@ -1,5 +1,5 @@
 // Experts' products with bytes of codes of 4 bits along K on Hopper, for experts of many pairs: the numbers of moe_ring.cuh,
-// added up in its order. Tiles and stages: packed_loaded.cuh.
+// added up in its order. Tiles and stages: moe_loaded.cuh.
 //
 // A lane has 32 neighbouring k of 128, as in moe_wna16.cu, so rows of x are put in the order of its instructions first.
 #pragma once
@@ -24,13 +24,10 @@ static inline void copy_eight(void* shared, const void* global) { std::memcpy(sh
 // Stages are halves of 128 k: steps 2 c and 2 c + 1 of all lanes. Scales and zero points come from memory a turn ahead.
 template <int KIND> struct MoeBytesJob {
     typedef Pairs<KIND> P;
-    static constexpr int OWN = 2048, STRIDED = TEAM, RUN = 2;
-    static constexpr bool GATHERED = true;
-    const char *rows, *words;  // words, scales and zero points of the expert
-    const unsigned short* scales;
-    const unsigned char* zeros;
-    Pairing own;
-    const float* factors;
+    static constexpr int OWN = 2048, RUN = 2;
+    const char *all_words, *words;  // of all experts, and of one
+    const unsigned short *all_scales, *scales;
+    const unsigned char *all_zeros, *zeros;
     i64 columns, depth;
     int group, groups, turns;
     unsigned mask;
@@ -60,8 +57,10 @@ template <int KIND> struct MoeBytesJob {
         for (int c = 0; c < GROUPS; ++c) s.line[c] = words + (column_of(c) + thread / 4) * (depth / 2) + thread % 4 * 16;
         return s;
     }
-    VT_MEMBER i64 line(int row) const { return own.line(row); }
-    VT_MEMBER i64 place_of(int row) const { return own.pairs[row]; }
+    VT_MEMBER void take(int expert) {
+        words = all_words + expert * (columns * depth / 2), scales = all_scales + expert * columns * groups;
+        zeros = all_zeros == nullptr ? nullptr : all_zeros + expert * (columns / 2) * groups;
+    }
     VT_MEMBER int column(int warp, int g, int h) const { return 16 * warp + 8 * h + g; }
     VT_MEMBER void fetch() {
         int g = turn * 128 / group;
@@ -103,39 +102,27 @@ template <int KIND> struct MoeBytesJob {
                 a[i][r] = fma_pair<KIND>(fma_pair<KIND>((raw & mask) | P::BASE, P::ONE, zero[r & 1]), scale[r & 1], P::MINUS_ZERO);
             }
     }
-    template <int SUMS> VT_MEMBER void multiply(float (&sums)[SUMS], const unsigned (&a)[4], u64 rows_tile) const {
-        multiply_registers<KIND>(sums, a, rows_tile, 1);
-    }
-    VT_MEMBER unsigned short end(float x, int row, bool there, i64, int) const {
-        if (factors != nullptr) x *= there ? factors[own.pairs[row]] : 0.0f;
-        return (unsigned short)pair<KIND>(x, 0.0f);
+    VT_MEMBER unsigned short end(float x, bool weighted, float factor, int) const {
+        return (unsigned short)pair<KIND>(weighted ? x * factor : x, 0.0f);
     }
 };
 
-template <int KIND, int ROWS, int GROUPS, int LANES>
+template <int KIND, int ROWS, int GROUPS>
 VT_FN void moe_wna16_loaded(MOE_PARAMETERS, i64 group, const unsigned char* words, const unsigned short* scales,
-                            const unsigned char* zeros, i64 whole, i64 stages, u8* memory) {
-    constexpr int ACROSS = GROUPS * COLUMNS;
-    unsigned beside = blockIdx.x / (unsigned)count;
-    i64 first = (i64)beside * ACROSS, groups = (unsigned)depth / (unsigned)group;
-    const Tile tile = tile_of(blockIdx.x - beside * (unsigned)count, ids, order, tiles);
-    if (left_out<KIND, ACROSS>(tile, experts, first, columns, out)) return;
+                            const unsigned char* zeros, i64 whole, i64 stages, i64 blocks, u8* memory) {
     MoeBytesJob<KIND> job;
-    job.rows = (const char*)x, job.own = pairing(tile, choices, depth, memory), job.factors = factors;
-    job.words = (const char*)words + tile.expert * (columns * depth / 2), job.scales = scales + tile.expert * columns * groups;
-    job.zeros = zeros == nullptr ? nullptr : zeros + tile.expert * (columns / 2) * groups;
-    job.columns = columns, job.depth = depth, job.group = (int)group, job.groups = (int)groups, job.turns = (int)(depth / 128);
+    job.all_words = (const char*)words, job.all_scales = scales, job.all_zeros = zeros;
+    job.columns = columns, job.depth = depth, job.group = (int)group, job.groups = (int)((unsigned)depth / (unsigned)group);
+    job.turns = (int)(depth / 128);
     job.mask = 0x000f000fu + (unsigned)(depth >> 32);  // as w4a16_loaded.cuh has it
-    LoadedWork work = tile_work<ROWS, 2>(tile, columns, first, depth, stages, whole);
-    TensorMap none;
-    packed_loaded<MoeBytesJob<KIND>, ROWS, GROUPS, LANES, 1>(job, work, none, (unsigned short*)out, memory + ROWS * 4);
+    moe_loaded<MoeBytesJob<KIND>, KIND, ROWS, GROUPS>(job, MOE_NAMES, whole, stages, blocks, memory);
 }
 
-#define MOE_WNA16_LOADED(NAME, KIND, ROWS, GROUPS, LANES)                                                                  \
-    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS * LANES, 1)                                           \
+#define MOE_WNA16_LOADED(NAME, KIND, ROWS, GROUPS)                                                                         \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * GROUPS, 1)                                                   \
         NAME(MOE_PARAMETERS, i64 group, const unsigned char* words, const unsigned short* scales,                         \
-             const unsigned char* zeros, i64 whole, i64 stages) {                                                         \
+             const unsigned char* zeros, i64 whole, i64 stages, i64 blocks) {                                                         \
         VT_SHARED(memory);                                                                                                \
-        moe_wna16_loaded<KIND, ROWS, GROUPS, LANES>(MOE_NAMES, group, words, scales, zeros, whole, stages, memory);       \
+        moe_wna16_loaded<KIND, ROWS, GROUPS>(MOE_NAMES, group, words, scales, zeros, whole, stages, blocks, memory);              \
     }
 #endif

@@ -42,12 +42,9 @@ struct LoadedWork {
 
 // JOB has OWN bytes of each 64 columns in a stage, and
 //   sender<GROUPS>(thread, column_of): whose send(here, chunk) copies them, a thread of 128 its part;
-//   STRIDED chains, a chain every STRIDED-th run of RUN stages, or one chain as long as another (0);
-//   GATHERED: rows lie anywhere, so its threads copy them too, row `line(row)` of vectors of 16 bytes, where it `has` it;
-//   place_of(row): where in the result the row is;
 //   begin(group's first column): what the unpacking group keeps;  unpack(a, mine, warp, lane);  multiply(sums, a, rows);
 //   column(warp, g, h): the one of 64 that is row 16 warp + g + 8 h of the left operand;
-//   end(sum, row, column): the result's bits.
+//   end(sum, column): the result's bits.
 template <class JOB, int ROWS, int GROUPS, int LANES, int BLOCKS>
 VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows_map, unsigned short* out, u8* memory) {
     constexpr int SUMS = ROWS / 2, SHARE = ROWS / BLOCKS, TEAMS = GROUPS * LANES, IN_CLUSTER = cluster_of(BLOCKS);
@@ -56,24 +53,21 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     u8 *tiles = memory + (-(u64)memory & 1023), *leaving = tiles + stages * STAGE;
     float* sums = (float*)(leaving + GROUPS * ROWS * 128);
     u64 *full = (u64*)(sums + (LANES > 1 ? GROUPS * SUMS * 128 : 0)), *empty = full + LOADED_STAGES, *turns = empty + LOADED_STAGES;
-    u64* words = JOB::GATHERED ? full : turns + LOADED_TEAMS;  // what threads bring has barriers that count no bytes
-    constexpr int EVERY = JOB::STRIDED ? JOB::STRIDED : 1, RUN = JOB::RUN;
+    u64* words = turns + LOADED_TEAMS;  // what threads bring has barriers that count no bytes
     int length = work.length, chunks = work.chunks, chains = (chunks + length - 1) / length;
-    if (JOB::STRIDED) chains = chunks / RUN < EVERY ? chunks / RUN : EVERY;
     auto column_of = [&](int group) {  // where there is none, the last ones once more
         i64 n = work.left + group * 64;
         return n < work.columns ? n : work.columns - 64;
     };
     // Chunks of a chain: the last one may have fewer.
     auto chunks_of = [&](int chain) {
-        if (JOB::STRIDED) return chain >= chains ? 0 : (chunks / RUN - chain + EVERY - 1) / EVERY * RUN;
         return chain >= chains ? 0 : chain + 1 < chains ? length : chunks - chain * length;
     };
     if (thread == 0) {
-        if (!JOB::GATHERED) map_ahead(rows_map);
+        map_ahead(rows_map);
         for (int s = 0; s < stages; ++s) {
-            barrier_init(words + s, JOB::GATHERED ? 4 : 128);
-            if (!JOB::GATHERED) barrier_init(full + s, 1);
+            barrier_init(words + s, 128);
+            barrier_init(full + s, 1);
             barrier_init(empty + s, IN_CLUSTER * 4 * GROUPS);
         }
         for (int each = 0; each < TEAMS; ++each) barrier_init(turns + each, 128);
@@ -81,38 +75,25 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
     }
     cluster_meets();
     if (thread < 128) {
-        registers_down<JOB::GATHERED ? 56 : 40>();
+        registers_down<40>();
         auto sender = job.template sender<GROUPS>(thread, column_of);
         constexpr int AHEAD = ROWS >= 128 ? 4 : 8;  // stages whose copies are under way, fewer than there are
         int stage = 0, parity = 0, sent = 0, behind = 0;
-        unsigned lines[JOB::GATHERED ? (ROWS + 15) / 16 : 1];  // in vectors: 2^36 bytes of rows at most
-        // What was sent for AHEAD stages before is there; rows are to be multiplied, so that they go by warps.
-        auto announce = [&] {
-            if constexpr (JOB::GATHERED) {
-                stores_to_products();
-                lanes_meet();
-            }
-            if (!JOB::GATHERED || (thread & 31) == 0) barrier_arrive(words + behind);
+        auto announce = [&] {  // what was sent for AHEAD stages before is there
+            barrier_arrive(words + behind);
             if (++behind == stages) behind = 0;
         };
-        for (int top = work.top; top < work.rows; top += work.apart) {
-            if constexpr (JOB::GATHERED) {
-#pragma unroll
-                for (int i = 0; i < (ROWS + 15) / 16; ++i) {
-                    int row = top + (thread >> 3) + 16 * i;
-                    lines[i] = row < work.rows ? (unsigned)job.line(row) + (thread & 7) : 0;
-                }
-            }
+        for (int top = work.top; top < work.rows; top += work.apart)
             for (int first = 0; first < chains; first += LANES)
                 for (int at = 0; at < length; ++at)
 #pragma unroll 1
                     for (int lane = 0; lane < LANES; ++lane) {  // a stage is a lane's, used or not
-                        int chunk = JOB::STRIDED ? (first + lane + at / RUN * EVERY) * RUN + at % RUN : (first + lane) * length + at;
+                        int chunk = (first + lane) * length + at;
                         bool used = at < chunks_of(first + lane);
                         if (LANES == 1 && !used) continue;
                         barrier_wait(empty + stage, parity ^ 1);
                         u8* here = tiles + stage * STAGE;
-                        if (thread == 0 && !JOB::GATHERED) {
+                        if (thread == 0) {
                             if (used) {
                                 barrier_expect(full + stage, ROWS * 128);
 #pragma unroll
@@ -125,15 +106,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                                 barrier_arrive(full + stage);
                             }
                         }
-                        if (used) {
-                            if constexpr (JOB::GATHERED) {
-#pragma unroll
-                                for (int i = 0; i < (ROWS + 15) / 16; ++i)
-                                    if (top + (thread >> 3) + 16 * i < work.rows)
-                                        copy_async(here + i * 2048 + place(thread >> 3, thread & 7), job.rows + (i64)(lines[i] + chunk * 8u) * 16);
-                            }
-                            sender.send(here + ROWS * 128, chunk);
-                        }
+                        if (used) sender.send(here + ROWS * 128, chunk);
                         copies_close();
                         if (++sent > AHEAD) {
                             copies_wait<AHEAD>();
@@ -141,12 +114,11 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         }
                         if (++stage == stages) stage = 0, parity ^= 1;
                     }
-        }
         copies_wait<0>();
         for (int left = sent < AHEAD ? sent : AHEAD; left > 0; --left) announce();
     } else {
         if constexpr (TEAMS == 1) registers_up<240>();
-        else if constexpr (TEAMS == 2) registers_up<JOB::GATHERED ? 224 : 232>();
+        else if constexpr (TEAMS == 2) registers_up<232>();
         else registers_up<TEAMS == 3 ? 152 : 104>();
         int own = thread - 128, team = own >> 7, group = team % GROUPS, lane_of_chains = team / GROUPS;
         int lane = own & 31, warp = own >> 5 & 3, g = lane >> 2, stage = lane_of_chains, parity = 0, turn = 0;
@@ -168,7 +140,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
         };
         auto step = [&](unsigned(&a)[4][4], unsigned(&next)[4][4]) {
             u64 tokens = tile_of(tiles + stage * STAGE);
-            if (!JOB::GATHERED) barrier_wait(full + stage, parity);
+            barrier_wait(full + stage, parity);
             products_begin();
 #pragma unroll
             for (int s = 0; s < 4; ++s) job.multiply(part, a[s], further(tokens, s));
@@ -227,7 +199,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                 for (int chain = lane_of_chains; chain < chains; chain += LANES) used += chunks_of(chain);
                 for (; used < all; ++used) {
                     barrier_wait(words + stage, parity);
-                    if (!JOB::GATHERED) barrier_wait(full + stage, parity);
+                    barrier_wait(full + stage, parity);
                     release(stage);
                     onward();
                 }
@@ -243,7 +215,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         for (int e = 0; e < 2; ++e) {
                             int row = 2 * i + 2 * (lane & 3) + e;
                             float x = LANES == 1 ? total[i + 2 * h + e] : part[i + 2 * h + e];
-                            unsigned short bits = job.end(x, top + row, top + row < work.rows, column_of(group) + column, h);
+                            unsigned short bits = job.end(x, column_of(group) + column);
                             *(unsigned short*)(mine + place(row, column >> 3) + 2 * (column & 7)) = bits;
                         }
                 }
@@ -255,7 +227,7 @@ VT_FN void packed_loaded(JOB& job, const LoadedWork& work, const TensorMap& rows
                         int row = ((own & 127) >> 3) + 16 * i, v = own & 7;
                         if (row < ROWS && top + row < work.rows) {
                             uint4 q = *(const uint4*)(mine + place(row, v));
-                            unsigned short* to = out + job.place_of(top + row) * work.columns + n + 8 * v;
+                            unsigned short* to = out + (i64)(top + row) * work.columns + n + 8 * v;
                             if (work.vectors) {
                                 *(uint4*)to = q;
                             } else {

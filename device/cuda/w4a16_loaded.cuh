@@ -72,8 +72,7 @@ struct AwqRows {
 // Words of a format F, scales and zero points, of groups of whole stages of 64 k.
 template <int KIND, class F> struct W4a16Job {
     typedef Pairs<KIND> P;
-    static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES, STRIDED = 0, RUN = 1;
-    static constexpr bool GATHERED = false;
+    static constexpr int OWN = 2048 + 128 + F::ZERO_BYTES;
     const char *words, *scales, *zeros;
     i64 columns;
     int chunks_a_group, zero, order;
@@ -136,8 +135,7 @@ template <int KIND, class F> struct W4a16Job {
         multiply_registers<KIND>(sums, a, rows, 1);
     }
     VT_MEMBER int column(int warp, int g, int h) const { return F::column(warp, g, h, order); }
-    VT_MEMBER i64 place_of(int row) const { return row; }
-    VT_MEMBER unsigned short end(float x, int, bool, i64, int) const { return (unsigned short)pair<KIND>(x, 0.0f); }
+    VT_MEMBER unsigned short end(float x, i64) const { return (unsigned short)pair<KIND>(x, 0.0f); }
 };
 
 template <class F, int KIND, int ROWS, int GROUPS, int LANES, int BLOCKS>
