@@ -14,6 +14,14 @@ from .matmul import ORDER
 
 _ROW = "KERNEL-GEMM-DEEPGEMM"
 _WHY = "in a block a chain of at most 16 fmas and 32 sums; then for each block a product and an fma"
+_HALVES = Parity(
+    "rel_l2",
+    2.0**-18,
+    "e4m3 values are float16 values and their products exact; tensor cores sum the 128 of a block in eight steps and "
+    "cut each at 2**-23 of its largest part, at worst 2**-20 of a row where they do not cancel. M or N of no whole "
+    "sixteens: bytes",
+)
+"""How stretches of K are judged on a GPU: of float32 results e4m3's own tensor cores would keep half the bits."""
 _REFUSED_SCALES = f"{NAN}; a scale that is no number is refused"
 
 
@@ -77,7 +85,7 @@ def _group_sizes(arguments, results):
     returns={"out": Tensor("E M N", ("float32",))},
     rounding=("out = f32(c + sum over blocks of 128 of (scale_a * scale_b) * sum_k a * b)",),
     order=f"{ORDER} in a block of K, then block after block, each by one fma, then c",
-    parity=Parity("bytes"),
+    parity=_HALVES,
     mirror=Bound("49 + 2 * (K // 128)", scale=_group_sizes, ulps=1, why=_WHY + ", and the sum with c"),
     nan=_REFUSED_SCALES,
     layout="operands lie along K: row k of a and of b; groups are stretches of rows, one after the other",
@@ -96,7 +104,8 @@ def k_grouped_fp8_gemm_tn(nx, a, scale_a, b, scale_b, ks, c=None):
     rows ks[0] + ... + ks[e - 1] on, ks[e] of them; c float32 [E, M, N] or None; out float32 [E, M, N], c or zeros for a
     group without rows.
     Rounding points: one, the store of `out`. The mirror rounds the product of the scales and joins a block by one fma;
-    c is added to the whole sum, as DeepGEMM's store adds to memory.
+    c is added to the whole sum, as DeepGEMM's store adds to memory. On a GPU tensor cores may sum the products of a
+    block, of codes as float16, which is exact.
     Errors: ContractError for K or a size no multiple of 128, sizes whose sum is not K, scales of another shape, NaN,
     infinite or negative, a scale_b of 0.
     Source: DeepGEMM, k_grouped_fp8_gemm_tn_contiguous; deep_gemm/impls/sm90_fp8_gemm_1d1d.cuh.

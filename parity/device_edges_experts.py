@@ -25,6 +25,12 @@ def _one_sided(T: int, k: int, E: int) -> np.ndarray:
     return ids
 
 
+def _counted(k: int, *counts: int) -> np.ndarray:
+    """So many pairs for expert 0, so many for expert 1, ..., the last ones for none, mixed."""
+    ids = np.repeat(np.int32([*range(len(counts) - 1), -1]), counts)
+    return np.random.Generator(np.random.PCG64(k)).permutation(ids).reshape(-1, k)
+
+
 def _routed(T: int, k: int) -> np.ndarray:
     """Weights as a router gives them, of one size. Those of a bell would leave few elements to decide on a norm."""
     powers = np.exp(np.random.Generator(np.random.PCG64(k)).standard_normal((T, k)))
@@ -38,6 +44,24 @@ def _exponents(*shape: int) -> np.ndarray:
     return found.view(np.int32)[..., 0]
 
 
+def _heads(B: int, H: int, D: int, R: int, **more) -> dict:
+    return {"B": B, "H": H, "D": D, "R": R, "G": R // 128, "P": -(-D // 128), "Q": R // 128, **more}
+
+
+def _few(groups: int, *own: int) -> np.ndarray:
+    """Sizes: 128 for some groups, nothing for the others."""
+    sizes = np.zeros(groups, np.int32)
+    sizes[list(own)] = 128
+    return sizes
+
+
+def _any_codes(K: int, M: int) -> np.ndarray:
+    """Codes of every size, and a NaN in the last column."""
+    codes = np.random.Generator(np.random.PCG64(K)).integers(0, 0x7F, (K, M)) | np.arange(M) % 2 << 7
+    codes[-1, -1] = 0xFF
+    return codes.astype(np.uint8)
+
+
 EDGES: dict[str, list[dict]] = {
     "moe_wna16_gemm": [
         *(_bytes(9, 2, 3, 34, 160, 5, bits, kind, qzeros=zeros, weights=_F32)
@@ -49,6 +73,9 @@ EDGES: dict[str, list[dict]] = {
         _bytes(80, 2, 300, 1, 32, 1, 4, "float16"), _bytes(0, 2, 3, 8, 64, 1, 4, "bfloat16"),
         *(_bytes(100, 2, 4, 64, 640, 5, 4, kind, qzeros=_U8, weights=_F32) for kind in _KINDS),
         *(_bytes(100, 2, 2, 192, 384, 3, 4, kind) for kind in _KINDS),
+        *(_bytes(57, 2, 3, 320, 256, 2, 4, kind, ids=_counted(2, 73, 29, 9, 3)) for kind in _KINDS),
+        _bytes(200, 2, 3, 192, 256, 2, 4, "bfloat16", ids=_counted(2, 144, 62, 180, 14)),
+        _bytes(16, 1, 1, 26880, 128, 1, 4, "bfloat16"), _bytes(64, 1, 1, 8960, 128, 1, 4, "float16"),
         _bytes(2, 2, 3, 0, 64, 1, 8, "float16"), _bytes(2, 2, 3, 6, 0, 1, 4, "bfloat16", weights=_F32),
     ],
     "moe_wna16_marlin_gemm": [
@@ -64,17 +91,24 @@ EDGES: dict[str, list[dict]] = {
         *(_words(100, 2, 3, 64, 640, 5, "uint4", kind, weights=_routed(100, 2), b_bias=kind)
           for kind in _KINDS),
         *(_words(100, 2, 2, 192, 384, 3, "uint4b8", kind) for kind in _KINDS),
+        *(_words(57, 2, 3, 320, 256, 2, "uint4b8", kind, ids=_counted(2, 73, 29, 9, 3)) for kind in _KINDS),
+        *(_words(260, 2, 3, 192, 256, 2, "uint4", kind, ids=_counted(2, 144, 190, 172, 14), b_bias=kind,
+                 weights=_routed(260, 2)) for kind in _KINDS),
+        _words(24, 1, 1, 26880, 128, 2, "uint4b8", "bfloat16"), _words(160, 1, 1, 8960, 128, 2, "uint4b8", "float16"),
         _words(0, 2, 3, 64, 128, 1, "uint4b8", "bfloat16"),
     ],
     "k_grouped_fp8_gemm_tn": [
         {"K": 512, "G": 4, "M": 70, "N": 9, "E": 4, "ks": np.int32([128, 256, 0, 128])},
         {"K": 256, "G": 2, "M": 5, "N": 67, "E": 2, "ks": np.int32([0, 256]), "c": _F32},
         {"K": 128, "G": 1, "M": 1, "N": 0, "E": 1, "ks": np.int32([128])},
+        {"K": 512, "G": 4, "M": 144, "N": 272, "E": 4, "ks": np.int32([128, 256, 0, 128])},
+        {"K": 768, "G": 6, "M": 16, "N": 48, "E": 2, "ks": np.int32([640, 128]), "c": _F32},
+        {"K": 384, "G": 3, "M": 144, "N": 16, "E": 70, "ks": _few(70, 0, 66, 69), "c": _F32},
+        {"K": 128, "G": 1, "M": 32, "N": 16, "E": 1, "ks": np.int32([128]), "a": _any_codes(128, 32)},
     ],
     "fp8_einsum": [
-        {"B": 66, "H": 2, "D": 192, "R": 256, "G": 2, "P": 2, "Q": 2},
-        {"B": 3, "H": 3, "D": 64, "R": 640, "G": 2, "P": 1, "Q": 5, "scale_a": _exponents(3, 3, 2)},
-        {"B": 2, "H": 0, "D": 64, "R": 128, "G": 1, "P": 1, "Q": 1},
+        _heads(66, 2, 192, 256), _heads(3, 3, 64, 640, scale_a=_exponents(3, 3, 2), G=2), _heads(2, 0, 64, 128),
+        _heads(18, 3, 192, 384), _heads(1, 5, 1728, 128), _heads(130, 8, 576, 128), _heads(385, 8, 832, 128),
     ],
 }  # fmt: skip
 """Axes as in `Contract.examples`, by op."""

@@ -14,6 +14,7 @@ from .device_run import Emulated, mirror_of
 from .emulation import EmulatedRuntime
 from .lowbit_loops import codes, scales, words
 from .scalar import draw
+from .test_device_calls_w4a8 import older
 
 E, N, K = 3, 64, 256
 MODULES = {"moe_wna16_gemm": moe_wna16, "moe_wna16_marlin_gemm": moe_marlin}
@@ -162,29 +163,64 @@ def test_groups_of_no_whole_lane_are_declined():
         assert moe_marlin.moe_wna16_marlin_gemm(**marlin) is NotImplemented
 
 
+def by_heads(B: int, H: int, D: int, R: int) -> dict:
+    rng = np.random.Generator(np.random.PCG64(B))
+    a, b = (rng.integers(0, 0x59, shape).astype(np.uint8) for shape in ((B, H, R), (H, D, R)))
+    steps = (B, H, R // 128), (H, -(-D // 128), R // 128)
+    sa, sb = (rng.uniform(0.01, 0.05, shape).astype(np.float32) for shape in steps)
+    return {"a": a, "scale_a": sa, "b": b, "scale_b": sb}
+
+
+def in_stretches(sizes: list[int], M: int, N: int) -> dict:
+    rng, K = np.random.Generator(np.random.PCG64(2)), 256
+    a, b = (rng.integers(0, 0x59, (K, width)).astype(np.uint8) for width in (M, N))
+    sa, sb = (rng.uniform(0.01, 0.05, (K // 128, width)).astype(np.float32) for width in (M, N))
+    return {"a": a, "scale_a": sa, "b": b, "scale_b": sb, "ks": np.int32(sizes)}
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)], ids=["by token", "by head"])
 @pytest.mark.parametrize("shift", [0, 1])
 def test_heads_in_any_layout(device, order, shift):
-    """Tokens or heads side by side, codes at any address, scales in columns."""
-    rng = np.random.Generator(np.random.PCG64(1))
-    a, b = (rng.integers(0, 0x59, shape).astype(np.uint8) for shape in ((5, 3, 256), (3, 64, 256)))
-    sa, sb = (rng.uniform(0.01, 0.05, shape).astype(np.float32) for shape in ((5, 3, 2), (3, 1, 2)))
-    want = device.fetch(device.call("fp8_einsum", sent(device, {"a": a, "scale_a": sa, "b": b, "scale_b": sb})))
-    laid = a.transpose(order)
-    raw = device.raw(a.size + shift)[shift:].reshape(laid.shape)
+    """Tokens or heads side by side, scales in columns; codes at any address, where no 16 bytes move at a time in the
+    mirror's order."""
+    call = by_heads(5, 3, 64, 256)
+    want = device.fetch(device.call("fp8_einsum", sent(device, call)))
+    laid = call["a"].transpose(order)
+    raw = device.raw(laid.size + shift)[shift:].reshape(laid.shape)
     raw[...] = device.send(np.ascontiguousarray(laid))
-    columns = device.send(np.ascontiguousarray(sa.transpose(2, 1, 0))).transpose(2, 1, 0)
-    call = {"a": raw.transpose(order), "scale_a": columns, "b": device.send(b), "scale_b": device.send(sb)}
-    assert_bytes(device.fetch(device.call("fp8_einsum", call)), want)
+    columns = device.send(np.ascontiguousarray(call["scale_a"].transpose(2, 1, 0))).transpose(2, 1, 0)
+    moved = sent(device, call) | {"a": raw.transpose(order), "scale_a": columns}
+    if shift:
+        want = mirror_of("fp8_einsum", call, device.place)[0][0]
+    assert_bytes(device.fetch(device.call("fp8_einsum", moved)), want)
 
 
-def test_sizes_that_lie_read_nothing_else(device):
+def test_heads_of_several_launches(device):
+    """A launch has tensor maps for eight; each head's results are those it has alone."""
+    call = by_heads(3, 10, 64, 256)
+    got = device.fetch(device.call("fp8_einsum", sent(device, call)))
+    for head in (0, 7, 8, 9):
+        own = slice(head, head + 1)
+        alone = {"a": call["a"][:, own], "scale_a": call["scale_a"][:, own], "b": call["b"][own],
+                 "scale_b": call["scale_b"][own]}  # fmt: skip
+        alone = {name: np.ascontiguousarray(value) for name, value in alone.items()}
+        assert_bytes(np.ascontiguousarray(got[:, own]), device.fetch(device.call("fp8_einsum", sent(device, alone))))
+
+
+def test_groups_on_other_gpus_have_the_mirrors_bytes():
+    """Where Hopper has tensor cores for them."""
+    stretches = in_stretches([128, 128], 16, 32)
+    for op, call in (("fp8_einsum", by_heads(5, 3, 64, 256)), ("k_grouped_fp8_gemm_tn", stretches)):
+        device = older(capability=(8, 9))
+        want = mirror_of(op, call, device.place)[0][0]
+        assert_bytes(device.fetch(device.call(op, sent(device, call))), want)
+
+
+@pytest.mark.parametrize("widths", [(5, 4), (16, 144)], ids=str)
+def test_sizes_that_lie_read_nothing_else(device, widths):
     """The host looks where it can; past it, a group ends where the operands do."""
-    rng = np.random.Generator(np.random.PCG64(2))
-    a, b = (rng.integers(0, 0x59, (256, width)).astype(np.uint8) for width in (5, 4))
-    sa, sb = (rng.uniform(0.01, 0.05, (2, width)).astype(np.float32) for width in (5, 4))
-    call = sent(device, {"a": a, "scale_a": sa, "b": b, "scale_b": sb})
-    want = device.fetch(device.call("k_grouped_fp8_gemm_tn", call | {"ks": device.send(np.int32([128, 128]))}))
+    call = sent(device, in_stretches([128, 128], *widths))
+    want = device.fetch(device.call("k_grouped_fp8_gemm_tn", call))
     for sizes, same in (([128, 1 << 20], 2), ([-128, 128], 0), ([64, 128], 0)):
         got = past_the_door(device, fp8_groups, "k_grouped_fp8_gemm_tn", call | {"ks": device.send(np.int32(sizes))})
         assert_bytes(np.array(device.fetch(got))[:same], want[:same])
