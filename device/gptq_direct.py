@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from .launch import kind, start
+from .launch import MULTIPROCESSORS, kind, start
 from .packed_loaded import loaded_product, loads
 from .runtime import current
 from .w4a16 import CHUNK, NAMES, Weights, chains_of, product
 
-ROWS, _COLUMNS, _RING, _BESIDE, _ROOM = 4, 32, 4096, 80, 113 << 10
-"""Rows at most and columns of a block, bytes of a warp's words under way, of a group's scales and zero points, as in
-the .cuh file, and of shared memory of which two blocks fit."""
+ROWS, _RING, _BESIDE = 4, 4096, 80
+"""Rows at most, bytes of a warp's words under way and of a group's scales and zero points, of each 32 columns."""
+_TWO_BLOCKS = 113 << 10
+"""Shared memory of which two blocks fit."""
+
+
+def _columns(columns: int) -> int:
+    """Columns of a block: twice 32 where most multiprocessors then have a block, and none has two."""
+    tiles = columns // 64
+    return 64 if columns % 64 == 0 and MULTIPROCESSORS // 2 < tiles <= MULTIPROCESSORS else 32
 
 
 def direct_product(op: str, family: str, a, weights: Weights, out) -> bool:
     """out = a by the weights, whose words go straight into registers; False for calls that do not suit it."""
     (rows, depth), columns = a.shape, out.shape[1]
+    if rows > ROWS or weights.group % CHUNK or columns * (depth // weights.group) >= 2**31:
+        return False
     length, chains = chains_of(depth)
     room = -(-length * CHUNK // weights.group) + 1
-    shared = max(chains * (_RING + rows * (2 * CHUNK * length + 16) + room * _BESIDE), chains * ROWS * _COLUMNS * 4)
-    wide = columns * (depth // weights.group) >= 2**31
-    if rows > ROWS or weights.group % CHUNK or wide or shared > min(_ROOM, current().shared_memory()):
+
+    def shared(broad: int) -> int:
+        beside = broad // 32 * (_RING + room * _BESIDE) + rows * (2 * CHUNK * length + 16)
+        return chains * max(beside, ROWS * broad * 4)
+
+    most, broad = current().shared_memory(), _columns(columns)
+    if broad == 64 and shared(broad) > most:
+        broad = 32
+    if broad == 32 and shared(broad) > min(_TWO_BLOCKS, most):
         return False
     args = [
         rows, columns, depth, a, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
         length, chains, room,
     ]  # fmt: skip
-    name = f"{weights.kernel}_{NAMES[kind(a)]}_direct"
-    start(op, family, name, columns // _COLUMNS, (32 * chains, 1), args, shared)
+    name = f"{weights.kernel}_{NAMES[kind(a)]}_direct_{broad}"
+    start(op, family, name, columns // broad, (32 * chains, 1), args, shared(broad))
     return True
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .launch import MULTIPROCESSORS, kind, start, vectors
+from .launch import kind, start, vectors
+from .packed_loaded import form_of
 from .runtime import current
 from .w4a16 import COLUMNS, NAMES, Weights, chains_of
 
@@ -12,38 +13,44 @@ _SHARED = (227 << 10) - 512
 
 
 class Form(NamedTuple):
-    """A kernel: rows and groups of 64 columns of a block, teams for each group, blocks of a cluster that share K."""
+    """A kernel: rows and groups of 64 columns of a block, teams of each group, blocks that share a tile, or rows."""
 
     rows: int
     groups: int
     lanes: int
     split: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.groups * self.lanes)
 
     def tiles(self, rows: int, columns: int) -> int:
         """Tiles of a result."""
         return -(-rows // self.rows) * -(-columns // (self.groups * COLUMNS))
 
+    def grid(self, rows: int, columns: int) -> int:
+        """Blocks of whole clusters."""
+        together = self.blocks * self.groups * COLUMNS
+        return -(-rows // self.rows) * -(-columns // together) * self.blocks * self.split
 
-FEW_ROWS, FEW_TILES, MANY_TILES = Form(64, 2, 2, 2), Form(128, 1, 1, 1), Form(128, 2, 1, 1)
 
-
-def form_of(rows: int, columns: int) -> Form:
-    """The form for a result: broad tiles where half of the multiprocessors have one."""
-    if rows <= FEW_ROWS.rows:
-        return FEW_ROWS
-    return MANY_TILES if 2 * MANY_TILES.tiles(rows, columns) > MULTIPROCESSORS else FEW_TILES
+FORMS = {
+    "few rows": Form(64, 2, 2, 2, 1),
+    "few tiles": Form(128, 1, 1, 1, 2),
+    "many tiles": Form(128, 2, 1, 1, 2),
+}
 
 
 def loaded_product(op: str, family: str, a, weights: Weights, out) -> None:
     """out = a by the weights, in `w4a16.product`'s order; columns are whole blocks of 128."""
     (rows, depth), columns = a.shape, out.shape[1]
-    form, width = form_of(rows, columns), a.shape[1] * a.dtype.itemsize
+    form, width = form_of(rows, columns, FORMS), a.shape[1] * a.dtype.itemsize
+    rows_map = current().tensor_map(current().pointer(a), width, rows, width, form.rows // form.blocks)
     args = [
-        current().tensor_map(current().pointer(a), width, rows, width, form.rows), rows, columns, depth, weights.words,
-        weights.scales, weights.zeros, out, weights.group, weights.zero, chains_of(depth)[0],
-        int(vectors(columns, (out, columns))),
+        rows_map, rows, columns, depth, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
+        chains_of(depth)[0], int(vectors(columns, (out, columns))),
     ]  # fmt: skip
     zeros = "" if weights.zeros is None else "_zeros"
     name = f"{weights.kernel}_{NAMES[kind(a)]}{zeros}_loaded_" + "_".join(map(str, form))
-    grid, threads = form.tiles(rows, columns) * form.split, 128 * (1 + form.groups * form.lanes)
-    start(op, family, name, grid, (threads, 1), args, _SHARED)
+    start(op, family, name, form.grid(rows, columns), (form.threads, 1), args, _SHARED)

@@ -69,9 +69,9 @@ class _Loaded(NamedTuple):
 
 _MOST_EXPERTS = 512
 _LOADED = (
-    _Loaded(16, 1, 4, 26, 0.205), _Loaded(16, 4, 1, 10, 0.61), _Loaded(32, 1, 4, 20, 0.23), _Loaded(32, 2, 2, 13, 0.4),
-    _Loaded(32, 4, 1, 8, 0.7), _Loaded(64, 1, 4, 12, 0.27), _Loaded(64, 2, 1, 11, 0.45), _Loaded(128, 2, 1, 7, 0.55),
-    _Loaded(176, 2, 1, 5, 0.645),
+    _Loaded(16, 1, 4, 26, 0.175), _Loaded(16, 4, 1, 10, 0.515), _Loaded(32, 1, 4, 20, 0.205),
+    _Loaded(32, 2, 2, 13, 0.34), _Loaded(32, 4, 1, 8, 0.61), _Loaded(64, 1, 3, 13, 0.24), _Loaded(64, 2, 1, 11, 0.4),
+    _Loaded(128, 2, 1, 7, 0.485), _Loaded(176, 2, 1, 5, 0.585),
 )  # fmt: skip
 _DEEP = 16
 """Groups from which on it pays to deal rows out to more multiprocessors."""

@@ -71,6 +71,7 @@ EDGES: dict[str, list[dict]] = {
         *(_gptq(M, 128, 64, G, kind, **more)
           for M, G in ((5, 8), (18, 2)) for kind in _KINDS for more in ({}, _SHUFFLED | _PERM)),
         *(_gptq(M, 1152, 64, 9, "bfloat16", use_v2_format=True) for M in (1, 70)), _gptq(1, 5184, 64, 81, "float16"),
+        *(_gptq(2, 192, 4352, 3, kind, **more) for kind in _KINDS for more in ({}, _SHUFFLED)),
         *(_gptq(3, 1152, 192, 18, kind, **more) for kind in _KINDS for more in ({}, _SHUFFLED)),
         *(_gptq(M, 128, N, 2, kind, **more)
           for M, N in ((70, 128), (130, 4352)) for kind in _KINDS for more in ({}, _SHUFFLED)),
@@ -154,6 +155,7 @@ EDGES: dict[str, list[dict]] = {
     "w4a8_dequantize": [{"G": 2, "N": 33}],
     "cutlass_w4a8_mm": [
         _w4a8(9, 1280, 128), _w4a8(16, 384, 256), _w4a8(40, 384, 128), _w4a8(70, 384, 256), _w4a8(150, 128, 128),
+        _w4a8(40, 1920, 128),  # groups that take turns come round in their ring
         _w4a8(9, 128, 17152), *(_w4a8(M, 128, N) for M, N in ((20, 8576), (20, 25600), (40, 8576))),
     ],
     "cutlass_w4a8_moe_mm": [

@@ -12,10 +12,10 @@ W4A16_KERNELS(machete8_f16, F16, MacheteWords<8>)
 
 #if VT_TILES
 // The forms of device/machete_loaded.py.
-#define LOADED_FORMS(NAME, KIND, ZEROS)                          \
-    MACHETE_LOADED(NAME##_64_2_2_2, KIND, ZEROS, 64, 2, 2, 2, 4)    \
-    MACHETE_LOADED(NAME##_128_1_1_1, KIND, ZEROS, 128, 1, 1, 1, 2)  \
-    MACHETE_LOADED(NAME##_128_2_1_1, KIND, ZEROS, 128, 2, 1, 1, 2)
+#define LOADED_FORMS(NAME, KIND, ZEROS)                               \
+    MACHETE_LOADED(NAME##_64_2_2_2_1, KIND, ZEROS, 64, 2, 2, 2, 1, 4)    \
+    MACHETE_LOADED(NAME##_128_1_1_1_2, KIND, ZEROS, 128, 1, 1, 1, 2, 2)  \
+    MACHETE_LOADED(NAME##_128_2_1_1_2, KIND, ZEROS, 128, 2, 1, 1, 2, 2)
 LOADED_FORMS(machete4_bf16_loaded, BF16, false)
 LOADED_FORMS(machete4_f16_loaded, F16, false)
 LOADED_FORMS(machete4_bf16_zeros_loaded, BF16, true)

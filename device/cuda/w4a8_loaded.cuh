@@ -2,18 +2,19 @@
 //
 // The copy engine brings 128 k a stage: rows of `a`, a block's words and its tables, a group of scales. Four warps send for
 // stages in turn: one alone would be slower than those that multiply. Groups of four warps have 64 columns each, or take
-// turns at the stages of the same 64. They look weights up while the products of those before are under way, and read the words of
-// those after before they wait for products. Sums leave
-// the tensor cores after CHAIN stages, since they keep too few bits there, and are added up in float32 from the first one
-// on: in registers or, where groups take turns, in shared memory that is handed on. So neither the tile's form nor the
-// batch shows in a sum.
+// turns at the stages of the same 64. They look weights up while the products of those before are under way, and read the words
+// of those after before they wait for products. Sums leave the tensor cores after CHAIN stages, since they keep too few bits
+// there: sooner would be more exact than the result's bfloat16 shows, and takes more additions. They are added up in float32
+// from the first one on: in registers or, where groups take turns, in shared memory that is handed on; the stages that are
+// left over are chains of their own. So neither the tile's form nor the batch shows in a sum.
 #pragma once
 #include "elected.cuh"
+#include "shared_places.cuh"
 #include "w4a8_tables.cuh"
 #include "wgmma_codes.cuh"
 
 #define MOST_EXPERTS 512
-#define CHAIN 2
+#define CHAIN 4
 #define BAND 8  // tiles of rows that pass before the next columns
 
 #if VT_TILES
@@ -25,8 +26,11 @@ struct alignas(8) Two { float x[2]; };
 // TOKENS: rows of `a` a tile. ACROSS: groups side by side. TURNS: groups that take turns.
 template <int TOKENS, int ACROSS, int TURNS, int STAGES>
 VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, int grid, u8* memory) {
+    // A group that skips the other turns' stages must not come round to one that nobody has filled for the first time.
+    static_assert(STAGES > (TURNS - 1) * CHAIN, "");
     constexpr int GROUPS = ACROSS * TURNS, SUMS = TOKENS / 2, SPAN = 64 * ACROSS;
-    constexpr int FEW = 40, MANY = GROUPS == 2 ? 232 : 104;  // registers
+    constexpr bool SOON = TURNS == 1 && TOKENS <= 128;  // there are registers for what is needed at a tile's end
+    constexpr int FEW = 40, MANY = GROUPS == 2 ? 232 : GROUPS == 3 ? 152 : 104;  // registers
     constexpr int WORDS_AT = TOKENS * 128, TABLES_AT = WORDS_AT + ACROSS * 4096, STAGE_BYTES = TABLES_AT + ACROSS * 512;
     constexpr int STAGE = (STAGE_BYTES + 1023) / 1024 * 1024;
     u8 *stages = memory + (-(u64)memory & 1023), *leaving = stages + STAGES * STAGE;
@@ -117,29 +121,34 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         float part[SUMS], total[SUMS];
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) part[i] = 0.0f;
-        unsigned order = Places::ORDER + (unsigned)(depth >> 32);  // as far as the compiler knows, no constant: depth < 2^31
+        const SharedPlace ring = place_in(stages), ready = place_in(full), used = place_in(empty);
+        const int words_place = WORDS_AT + side * 1024 + warp * 256 + lane * 8, tables_place = TABLES_AT + side * 512 + (16 * warp + g) * 8;
+        SharedPlace here = ring;
+        auto onward = [&](int by) {
+            advance(by);
+            here = ring + stage * STAGE;
+        };
         Table low, up;
         uint2 low_entries, up_entries, q[2];  // of what is looked up next: they come while products are under way
         auto fetch = [&](int half) {
-            const u8* here = stages + stage * STAGE;
             if (half == 0) {
-                barrier_wait(full + stage, parity);
-                low_entries = *(const uint2*)(here + TABLES_AT + side * 512 + (16 * warp + g) * 8);
-                up_entries = *(const uint2*)(here + TABLES_AT + side * 512 + (16 * warp + g + 8) * 8);
+                wait_at(ready + 8 * stage, parity);
+                low_entries = two_at<0>(here + tables_place), up_entries = two_at<64>(here + tables_place);
+                q[0] = two_at<0>(here + words_place), q[1] = two_at<ACROSS * 1024>(here + words_place);
+            } else {
+                q[0] = two_at<2 * ACROSS * 1024>(here + words_place), q[1] = two_at<3 * ACROSS * 1024>(here + words_place);
             }
-#pragma unroll
-            for (int s = 0; s < 2; ++s) q[s] = *(const uint2*)(here + WORDS_AT + ((2 * half + s) * ACROSS + side) * 1024 + warp * 256 + lane * 8);
         };
         auto look_up = [&](unsigned(&a)[2][4], int half) {
             if (half == 0) low.fetch(&low_entries), up.fetch(&up_entries);
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
-                Places x(q[s].x, order), y(q[s].y, order);
-                a[s][0] = x.look_up(low), a[s][1] = x.look_up_upper(up), a[s][2] = y.look_up(low), a[s][3] = y.look_up_upper(up);
+                look_up_eight(q[s].x, low, up, a[s][0], a[s][1]);
+                look_up_eight(q[s].y, low, up, a[s][2], a[s][3]);
             }
         };
         auto multiply = [&](unsigned(&a)[2][4], int half, bool add) {
-            u64 tokens = tile_of(stages + stage * STAGE);
+            u64 tokens = tile_in(here);
             products_begin();
 #pragma unroll
             for (int s = 0; s < 2; ++s) multiply_codes(part, a[s], further(tokens, 2 * half + s), add || s > 0);
@@ -147,7 +156,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
         };
         auto release = [&](int from) {
             lanes_meet();
-            if (lane == 0) barrier_arrive(empty + from);
+            arrive_at_if(lane == 0, used + 8 * from);
         };
         // The products of a chain of stages, of which the first half is looked up already; `more`: then look up the next one's.
         unsigned even[2][4], odd[2][4];
@@ -163,7 +172,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 look_up(odd, 1);
                 multiply(odd, 1, true);
                 before = stage;
-                advance(1);
+                onward(1);
                 if (on) fetch(0);
                 products_wait<1>();
                 if (on) look_up(even, 0);
@@ -178,6 +187,12 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             Tile tile = tile_at(number);
             bool last = true;
             int at = own & 127;
+            float high, lower;
+            auto take_factors = [&] {
+                const float* factors = channel + expert * columns + tile.column + side * 64 + 16 * warp + g;
+                high = factors[0], lower = factors[8];
+            };
+            if (SOON) take_factors();
             auto scale_of = [&](int row) { return row < TOKENS && row < tile.rows ? token[tile.top + row] : 0.0f; };
             float scale = scale_of(at);
             if constexpr (TURNS == 1) {
@@ -187,11 +202,12 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                 look_up(even, 0);
 #pragma unroll 1
                 for (int begin = 0; begin + CHAIN <= groups; begin += CHAIN) products(Stages<CHAIN>(), begin + CHAIN < groups);
-                if (groups % CHAIN) products(Stages<1>(), false);
+#pragma unroll 1
+                for (int more = groups % CHAIN; more > 0; --more) products(Stages<1>(), more > 1);
             } else {
                 last = false;
-                for (int begin = 0; begin < groups; begin += CHAIN) {
-                    int length = groups - begin < CHAIN ? groups - begin : CHAIN;
+                for (int begin = 0, length; begin < groups; begin += length) {
+                    length = groups - begin < CHAIN ? 1 : CHAIN;
                     if (chain == turn) {
                         fetch(0);
                         look_up(even, 0);
@@ -212,7 +228,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
                         }
                         barrier_arrive(turns + 4 * next + warp);
                     } else {
-                        advance(length);
+                        onward(length);
                     }
                     chain = chain + 1 == TURNS ? 0 : chain + 1;
                 }
@@ -222,8 +238,7 @@ VT_FN void w4a8_loaded(const TensorMap& rows_map, W4A8_PARAMETERS, int vectors, 
             if (TOKENS > 128 && at + 128 < TOKENS) scales[at + 128] = scale_of(at + 128);
             group_meets(group);
             i64 left = tile.column + side * 64;
-            const float* factors = channel + expert * columns + left + 16 * warp + g;
-            float high = factors[0], lower = factors[8];
+            if (!SOON) take_factors();
             constexpr int PAIRS = TOKENS == 8 ? 1 : 2;
 #pragma unroll
             for (int j = 0; j < TOKENS / 8; j += PAIRS) {

@@ -12,7 +12,10 @@
 //    KiB of a stage, kernels without look-ups took as long as those without products, so four send. Multiplying by powers of
 //    two instead of shifting was slower, and so was sharing rows in clusters of two blocks. One lane of the four warps asks for
 //    all of a stage: lanes that ask for a piece each take turns. With many experts tiles of 128 or 256 columns are faster than
-//    turns, for they have fewer stages. Adding one half of a tile's rows up while the other is multiplied was no faster.
+//    turns, for they have fewer stages. Adding one half of a tile's rows up while the other is multiplied was no faster, nor
+//    were looking one product up at a time with three under way, and two accumulators in turn (which the compiler undoes).
+//    While wgmma keeps its sums in registers, every other instruction costs its scheduler two cycles, so that at 128 rows a
+//    tile 16 of them for a product of 32 k are free, and each further one delays the products: the fewer, the faster.
 #include "mma.cuh"
 #include "w4a8_tables.cuh"
 
@@ -164,8 +167,9 @@ template <int EIGHTS, int TILES, int STAGES> VT_FN void w4a8(W4A8_PARAMETERS, i6
 #pragma unroll
                         for (int one = 0; one < STEPS; ++one) {
                             uint2 q = *(const uint2*)(here + WORDS_AT + ((s + one) * TILES + j) * 256 + lane * 8);
-                            Places x(q.x, Places::ORDER), y(q.y, Places::ORDER);
-                            const unsigned weights[4] = {x.look_up(low), x.look_up_upper(up), y.look_up(low), y.look_up_upper(up)};
+                            unsigned weights[4];
+                            look_up_eight(q.x, low, up, weights[0], weights[1]);
+                            look_up_eight(q.y, low, up, weights[2], weights[3]);
 #pragma unroll
                             for (int e = 0; e < EIGHTS; ++e)
                                 multiply_e4m3(sum[j][e], weights, right[e][2 * one], right[e][2 * one + 1]);
@@ -235,7 +239,7 @@ W4A8_LOADED(16, 4, 1, 10)
 W4A8_LOADED(32, 1, 4, 20)
 W4A8_LOADED(32, 2, 2, 13)
 W4A8_LOADED(32, 4, 1, 8)
-W4A8_LOADED(64, 1, 4, 12)
+W4A8_LOADED(64, 1, 3, 13)
 W4A8_LOADED(64, 2, 1, 11)
 W4A8_LOADED(128, 2, 1, 7)
 W4A8_LOADED(176, 2, 1, 5)

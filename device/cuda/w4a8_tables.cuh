@@ -28,18 +28,16 @@ struct Table {
         negative = *(const uint2*)from;
         positive = {(negative.x ^ 0x80808080u) & 0xffffff00u, negative.y ^ 0x80808080u};
     }
-    VT_MEMBER unsigned look_up(unsigned places, unsigned which) const {
-        unsigned below = permuted(negative.x, negative.y, places);
-        return permuted(below, permuted(positive.x, positive.y, places), which);
+    // Those of four codes: `places` are their lower three bits, `below` has all bits of the bytes whose code is below zero.
+    VT_MEMBER unsigned look_up(unsigned places, unsigned below) const {
+        return (permuted(negative.x, negative.y, places) & below) | (permuted(positive.x, positive.y, places) & ~below);
     }
 };
 
-// Eight codes' places in a table, and which of them are below zero; a column's four are the low half or the upper one.
-struct Places {
-    unsigned places, which;
-    // `order` is ORDER, in a register: so the last two steps are one.
-    static constexpr unsigned ORDER = 0x76547654u;
-    VT_MEMBER Places(unsigned w, unsigned order) : places(w & 0x77777777u), which((w >> 1 & 0x44444444u) ^ order) {}
-    VT_MEMBER unsigned look_up(const Table& low) const { return low.look_up(places, which); }
-    VT_MEMBER unsigned look_up_upper(const Table& up) const { return up.look_up(places >> 16, which >> 16); }
-};
+// Entries of eight codes: a column's four are the lower half, another one's the upper. A byte's sign, as far as permutations
+// spread it, is that of an odd code or, four bits further up, of an even one.
+VT_FN void look_up_eight(unsigned w, const Table& low, const Table& up, unsigned& lower, unsigned& upper) {
+    unsigned places = w & 0x77777777u, further = w << 4;
+    lower = low.look_up(places, permuted(w, further, 0x9d8cu));
+    upper = up.look_up(places >> 16, permuted(w, further, 0xbfaeu));
+}
