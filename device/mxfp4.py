@@ -24,7 +24,7 @@ _HELD, _THREADS, _MOST_THREADS = 32, 128, 256
 """Elements of a transform's row that a thread holds, threads of a block of several rows, and of a long one."""
 _LANES_RESIDENT, _RUN = 8, 4096
 """Blocks of a multiprocessor whose lanes have 32 elements of a short row, and elements that a block has at a time."""
-_ROWS = {1024: (5, 8), 2048: (5, 8), 4096: (5, 6), 8192: (6, 4), 16384: (6, 2), 32768: (6, 1)}
+_ROWS = {1024: (5, 8), 2048: (5, 8), 4096: (5, 5), 8192: (6, 4), 16384: (6, 2), 32768: (6, 1)}
 """Of rows of 2-byte elements: the power of two that a thread holds, and blocks of a multiprocessor."""
 
 

@@ -12,6 +12,7 @@
 //    those, with shared memory between them: 17, 86 and 127 us for 8192 x 1024, 8192 x 4096 and 1024 x 32768 of bfloat16.
 // 3. transform.cuh: rows of 2-byte elements come by cp.async while others are summed up, and leave as 16-byte stores; up to
 //    512 elements in the lanes of a warp: 7.9, 37 and 48 us.
+// 4. Threads of the first two rounds wait for 32 or 64 alone, eights of 64 in a row lie in all banks: 7.8, 36 and 43 us.
 // That of the rotation:
 // 1. rotate_by_any: a thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory
 //    four elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one
@@ -246,7 +247,7 @@ VT_FN void transform(i64 rows, int log2n, int threads, const void* x, int kind, 
 TRANSFORM(transform_32, (int)kind == F32)
 
 // Blocks of a multiprocessor, device/mxfp4.py.
-#define RESIDENT_ROWS(LOG, PART) ((LOG) < 12 ? 8 : (PART) == 5 ? 6 : (LOG) < 14 ? 4 : (LOG) == 14 ? 2 : 1)
+#define RESIDENT_ROWS(LOG, PART) ((LOG) < 12 ? 8 : (PART) == 5 ? 5 : (LOG) < 14 ? 4 : (LOG) == 14 ? 2 : 1)
 #define TRANSFORM_ROWS(LOG, PART, NAME, KIND)                                                                          \
     extern "C" __global__ void __launch_bounds__(Transform<LOG, PART, KIND>::THREADS, RESIDENT_ROWS(LOG, PART))        \
         transform_##NAME##_##LOG(i64 rows, i64 blocks, const uint4* x, uint4* out, float factor, i64 little) {         \

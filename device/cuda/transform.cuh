@@ -33,6 +33,18 @@ template <int KIND, int HELD> VT_FN uint4 narrow_eight(const float (&v)[HELD], i
     return narrow(eight, KIND).a;
 }
 
+// N neighbouring threads of a block of ALL, 32 or more.
+template <int N, int ALL> VT_FN void some_meet() {
+#ifdef __CUDACC__
+    if (N == 32) __syncwarp();
+    else if (N == ALL) __syncthreads();
+    else asm volatile("bar.sync %0, %1;" ::"r"(1 + (int)threadIdx.x / N), "n"(N) : "memory");
+#else
+    if (N == 32) warp_meets();
+    else __syncthreads();
+#endif
+}
+
 // Rows of 2^LOG, 2^PART elements a thread, LOG <= 3 PART - 3. A block has whole rows.
 template <int LOG, int PART, int KIND> struct Transform {
     static constexpr int HELD = 1 << PART, N = 1 << LOG, TEAM = N / HELD, PIECES = HELD / 8, LAST = LOG - 2 * PART;
@@ -41,13 +53,15 @@ template <int LOG, int PART, int KIND> struct Transform {
     static constexpr int BYTES = ROWS * (N * 2 + ROOM * 4);
 
     static VT_MEMBER int place(int n) { return n + (n >> PART) * 4; }
-    static VT_MEMBER void meet() {
-        if (TEAM == 32) warp_meets();
-        else __syncthreads();
-    }
+    // Of 64 in a row the second half's fours change places in pairs: lanes that read eight each meet in no bank.
+    static VT_MEMBER int turned(int four) { return PART == 6 ? four ^ (four >> 3 & 1) : four; }
+    // Of HELD threads, which have neighbours of the first two rounds, and of a row's.
+    static VT_MEMBER void few_meet() { some_meet<HELD, THREADS>(); }
+    static VT_MEMBER void row_meets() { some_meet<TEAM, THREADS>(); }
     static VT_MEMBER void send(uint4* raw, const uint4* row, int t) {
+        const int first = t / HELD * (HELD * PIECES) + t % HELD;
 #pragma unroll
-        for (int i = 0; i < PIECES; ++i) copy_async(raw + place_of_piece<PIECES>(i * TEAM + t), row + i * TEAM + t);
+        for (int i = 0; i < PIECES; ++i) copy_async(raw + place_of_piece<PIECES>(first + i * HELD), row + first + i * HELD);
     }
 
     // little: what comes and what goes between threads share their memory, so that no row is on its way meanwhile; of rows
@@ -66,25 +80,25 @@ template <int LOG, int PART, int KIND> struct Transform {
                 if (row < rows) send(raw, x + row * (N / 8), t);
             }
             copies_arrive();
-            meet();
+            few_meet();
 #pragma unroll
             for (int i = 0; i < PIECES; ++i) widen_eight<KIND>(v, 8 * i, raw[place_of_piece<PIECES>(t * PIECES + i)]);
-            if (alone) __syncthreads();
             levels_of<0, PART>(v);
+            if (alone) __syncthreads();
             uint4* fours = (uint4*)between + t * (HELD / 4 + 1);
 #pragma unroll
             for (int i = 0; i < HELD / 4; ++i)
-                fours[i] = four_bits(v, 4 * i);
-            meet();
+                fours[turned(i)] = four_bits(v, 4 * i);
+            few_meet();
             const i64 then = row + blocks * ROWS;
             if (then < rows && !alone) send(raw, x + then * (N / 8), t);
-            float* column = between + place((t >> PART << 2 * PART) + (t & (HELD - 1)));
+            float* column = between + place((t >> PART << 2 * PART) + 4 * turned((t & (HELD - 1)) >> 2) + (t & 3));
 #pragma unroll
             for (int q = 0; q < HELD; ++q) v[q] = column[q * (HELD + 4)];
             levels_of<0, PART>(v);
             uint4* to = out + row * (N / 8) + t;
             if constexpr (LAST == 0) {
-                meet();
+                few_meet();
                 unsigned short* shorts = (unsigned short*)between + t;
 #pragma unroll
                 for (int q = 0; q < HELD; q += 2) {
@@ -93,25 +107,27 @@ template <int LOG, int PART, int KIND> struct Transform {
                     shorts[q * HELD] = (unsigned short)pair;
                     shorts[(q + 1) * HELD] = (unsigned short)(pair >> 16);
                 }
-                meet();
+                few_meet();
 #pragma unroll
                 for (int i = 0; i < PIECES; ++i)
                     if (row < rows) to[i * TEAM] = ((const uint4*)between)[i * TEAM + t];
             } else {
 #pragma unroll
                 for (int q = 0; q < HELD; ++q) column[q * (HELD + 4)] = v[q];
-                meet();
+                row_meets();
                 constexpr int PARTS = 1 << LAST, WIDE = PIECES / PARTS;  // eights of a part
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part)
 #pragma unroll
                     for (int w = 0; w < WIDE; ++w) {
                         const int at = (part << 2 * PART) + (w * TEAM + t) * 8;
-                        const uint4* eight = (const uint4*)(between + place(at));
+                        const uint4* eight = (const uint4*)(between + place(at & ~(HELD - 1)));
+                        const int four = (at & (HELD - 1)) >> 2;
                         float* mine = v + (part * WIDE + w) * 8;
 #pragma unroll
-                        for (int h = 0; h < 2; ++h) four_floats(mine, 4 * h, eight[h]);
+                        for (int h = 0; h < 2; ++h) four_floats(mine, 4 * h, eight[turned(four + h)]);
                     }
+                if (!alone) row_meets();  // the next row may come there
                 levels_of<PART - LAST, PART>(v);
 #pragma unroll
                 for (int part = 0; part < PARTS; ++part)
