@@ -56,6 +56,10 @@ class Loaded(NamedTuple):
     rows: int
     groups: int
 
+    @property
+    def name(self) -> str:
+        return f"loaded_{self.rows}_{self.groups}"
+
     def shared(self, own: int) -> tuple[int, int]:
         """(stages, bytes of shared memory), where 64 columns have `own` bytes of a stage."""
         stage = -(-(self.rows * _LINE + self.groups * own) // 1024) * 1024
@@ -78,7 +82,7 @@ def loaded_product(
     args, count = _arguments(op, x, ids, factors, out, columns, experts, waits, form.rows)
     grid = min(MULTIPROCESSORS, count * -(-columns // (form.groups * COLUMNS)))
     args += [*weights.args, int(vectors(columns, (out, columns))), stages, grid]
-    name = f"{weights.kernel}_{NAMES[kind(x)]}_loaded_{form.rows}_{form.groups}"
+    name = f"{weights.kernel}_{NAMES[kind(x)]}_{form.name}"
     start(op, family, name, grid, (128 * (1 + form.groups), 1), args, shared)
 
 

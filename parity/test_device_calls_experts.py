@@ -86,12 +86,12 @@ def test_tiles_by_the_warp_group_change_no_byte(op, turned, monkeypatch):
     elif not turned:
         call.pop("perm")
     forms = module.LOADED
-    monkeypatch.setattr(module, "LOADED", (moe_packed.Loaded(10**9, forms[0].form),))
+    monkeypatch.setattr(module, "LOADED", (forms[0]._replace(least=10**9),))
     want = run(Emulated(emulated), op, call)
     for form in forms:
         monkeypatch.setattr(module, "LOADED", (form._replace(least=1),))
         assert_bytes(run(Emulated(emulated), op, call), want)
-        assert [name for name in emulated.launched if name.endswith(form.form.name)]
+        assert [name for name in emulated.launched if name.endswith(form.name)]
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
