@@ -14,7 +14,7 @@ from vtlab.ops.dtypes import dtype
 from .judged import judged_by_norm
 from .launch import MULTIPROCESSORS, PROVIDER, results, start, vectors
 from .runtime import current
-from .tiles import EXACT_SIDE, Loaded, map_of, on_tensor_cores, rows_of
+from .tiles import EXACT_SIDE, LEAVING, Loaded, map_of, on_tensor_cores, rows_of
 
 _THREADS, _BLOCK = 256, 128
 _MOST_HEADS = 8
@@ -22,13 +22,12 @@ _MOST_HEADS = 8
 _SQUARE = 128
 _STRETCHES = 1024 + 16 + 4 * (2 * _SQUARE * _SQUARE + 2 * _SQUARE * 4 + 16) + 2 * (2 * _SQUARE * _SQUARE + 16)
 """Of cuda/fp8_stretches.cuh: results of a tile each way; bytes of its stages."""
-_MOST_STAGES, _LEAVING = 16, 8 << 10
 _FORMS = (
     Loaded(16, 64, 1, 1, 1, 16 * 68 * 4, 0, "16"),
-    Loaded(64, 64, 1, 2, 1, _LEAVING, 0, "64"),
-    Loaded(64, 128, 1, 1, 2, _LEAVING, 1.0, "64_by_128"),
-    Loaded(128, 128, 2, 1, 2, 2 * _LEAVING, 1.75, "128_by_128"),
-    Loaded(256, 128, 2, 1, 2, 2 * _LEAVING, 3.2, "256_by_128"),
+    Loaded(64, 64, 1, 2, 1, LEAVING, 0, "64"),
+    Loaded(64, 128, 1, 1, 2, LEAVING, 1.0, "64_by_128"),
+    Loaded(128, 128, 2, 1, 2, 2 * LEAVING, 1.75, "128_by_128"),
+    Loaded(256, 128, 2, 1, 2, 2 * LEAVING, 3.2, "256_by_128"),
 )
 """Of heads, as in the .cu file and cuda/fp8_loaded.cuh; costs as measured."""
 _SUMS = EXACT_SIDE * (EXACT_SIDE + 4) * 4
@@ -130,10 +129,7 @@ def _heads(op, a, scale_a, b, scale_b, target, stride: int) -> None:
         maps[head] = runtime.tensor_map(at + head * step, depth, rows, stride, form.tokens // form.alike)
     weights = map_of(b, heads * wide, depth, form.weights // form.apart)
     grid = form.cluster * heads * min(_clusters(form, rows, heads, wide))
-    fixed = 1024 + form.leaving + _MOST_STAGES * (2 * 8 + 4)
-    stage = (form.tokens + form.weights) * _BLOCK + 4 * form.tokens
-    stages = min(_MOST_STAGES, (runtime.shared_memory() - fixed) // stage)
+    stages, shared = form.shared()
     operands = _arguments(a, scale_a, b, scale_b, target, stride, 0)
     args = [maps.view(f"V{maps.nbytes}")[0], weights, grid, *operands, stages]
-    threads = 128 + 128 * form.groups
-    start(op, "fp8_groups", f"loaded_heads_{form.suffix}", grid, (threads, 1), args, fixed + stages * stage)
+    start(op, "fp8_groups", f"loaded_heads_{form.suffix}", grid, (form.threads, 1), args, shared)

@@ -147,10 +147,18 @@ def map_rows(
     if not rows or not width:
         return
     groups = -(-(width // VECTOR if wide else width) // depth)
-    block = most if rows * groups > _SMALL else min(most, _BLOCK // 4)
-    across = min(block, max(_WARP if rows == 1 else 1, 1 << (groups - 1).bit_length()))
+    grid, shape, split = rectangles(rows, groups, most if rows * groups > _SMALL else min(most, _BLOCK // 4))
+    suffix = ("_v8" if wide else "_v1") + ending
+    start(op, family, kernel + suffix, grid, shape, [rows, width, split, *args])
+
+
+def rectangles(rows: int, groups: int, block: int, least: int = 1) -> tuple[int, tuple[int, int], int]:
+    """(blocks, their threads across and down, how kernels find a block's place) over `groups` threads of each row.
+
+    A block has `block` threads, of which as many as there is need for, but no fewer than `least`, share a row.
+    """
+    across = min(block, max(_WARP if rows == 1 else 1, least, 1 << (groups - 1).bit_length()))
     down = block // across if rows > 1 else 1
     chunks = -(-groups // across)
-    suffix = ("_v8" if wide else "_v1") + ending
     split = chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
-    start(op, family, kernel + suffix, -(-rows // down) * chunks, (across, down), [rows, width, split, *args])
+    return -(-rows // down) * chunks, (across, down), split

@@ -33,15 +33,26 @@ class Loaded(NamedTuple):
     def cluster(self) -> int:
         return self.alike * self.apart
 
+    @property
+    def threads(self) -> int:
+        return 128 + 128 * self.groups
 
-_LEAVING = 8 << 10  # of a group
+    def shared(self) -> tuple[int, int]:
+        """(stages, bytes of shared memory)."""
+        fixed = 1024 + self.leaving + _MOST_STAGES * (2 * 8 + 4)
+        stage = (self.tokens + self.weights) * _K_TILE + 4 * self.tokens
+        stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
+        return stages, fixed + stages * stage
+
+
+LEAVING = 8 << 10  # of a group
 _LOADED = (
     Loaded(16, 64, 1, 1, 1, 16 * 68 * 4, 1.0, "16"),
-    Loaded(64, 64, 1, 1, 1, _LEAVING, 1.05, "64"),
-    Loaded(128, 64, 2, 1, 1, 2 * _LEAVING, 1.1, "128"),
-    Loaded(128, 128, 2, 2, 1, 2 * _LEAVING, 1.55, "128_by_128_alike"),
-    Loaded(128, 128, 2, 1, 2, 2 * _LEAVING, 1.4, "128_by_128"),
-    Loaded(256, 128, 2, 1, 2, 2 * _LEAVING, 2.5, "256_by_128"),
+    Loaded(64, 64, 1, 1, 1, LEAVING, 1.05, "64"),
+    Loaded(128, 64, 2, 1, 1, 2 * LEAVING, 1.1, "128"),
+    Loaded(128, 128, 2, 2, 1, 2 * LEAVING, 1.55, "128_by_128_alike"),
+    Loaded(128, 128, 2, 1, 2, 2 * LEAVING, 1.4, "128_by_128"),
+    Loaded(256, 128, 2, 1, 2, 2 * LEAVING, 2.5, "256_by_128"),
 )
 
 
@@ -167,12 +178,8 @@ def start_loaded(
     """Launch the kernel whose tiles the copy engine brings; operands: (array, rows, stride) of tokens, weights."""
     form = loaded_form(matrices, tokens, high, columns)
     grid = min(form.cluster * _clusters(form, matrices, tokens, high, columns), MULTIPROCESSORS)
-    fixed = 1024 + form.leaving + _MOST_STAGES * (2 * 8 + 4)
-    stage = (form.tokens + form.weights) * _K_TILE + 4 * form.tokens
-    stages = min(_MOST_STAGES, (_SHARED - fixed) // stage)
+    stages, shared = form.shared()
     maps = [
         map_of(*each, high) for each, high in zip(operands, (form.tokens // form.alike, form.weights // form.apart))
     ]
-    threads = 128 + 128 * form.groups
-    name = f"{kernel}_{form.suffix}"
-    start(op, family, name, grid, (threads, 1), [*maps, grid, *args, stages], fixed + stages * stage)
+    start(op, family, f"{kernel}_{form.suffix}", grid, (form.threads, 1), [*maps, grid, *args, stages], shared)

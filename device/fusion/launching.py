@@ -14,13 +14,13 @@ from vtlab.ops.fusion.forms import check_steps
 from vtlab.ops.fusion.program import ELEMENT, ONE, Program
 from vtlab.ops.fusion.trace import trace
 
-from ..launch import MULTIPROCESSORS, as_rows, map_rows, results, start
+from ..launch import MULTIPROCESSORS, as_rows, map_rows, rectangles, results, start
 from ..quant_fp8 import divider
 from ..runtime import current
 from .emit import tag
 from .frames import RESIDENT, blocks, depth, halves, shared, streams, teams
 
-_SPAN, _TURNS, _LANES, _WARP = 2048, 4, 256, 32
+_SPAN, _TURNS, _LANES = 2048, 4, 256
 _MAP_BLOCK = 64
 """Threads of a block without a row of its own: small ones share a multiprocessor best."""
 _HALF5, _PAIRS = 5120, 3 * _SPAN
@@ -159,14 +159,9 @@ class Launcher:
 
     def _groups(self, plan: _Plan, form: str, size: int, args: list) -> None:
         """A thread for each `size` elements of a row, as map_rows shares them out, groups in whole warps."""
-        op, rows, groups = self._recipe.name, plan.rows, -(-plan.width // size)
-        least = max(_WARP if rows == 1 else 1, plan.program.group // 8)
-        across = min(_MAP_BLOCK, max(least, 1 << (groups - 1).bit_length()))
-        down = _MAP_BLOCK // across if rows > 1 else 1
-        chunks = -(-groups // across)
-        split = chunks | (2**32 - 1) // chunks << 32 if chunks > 1 else 1
-        sent = [rows, plan.width, split, *args]
-        start(op, op, f"{plan.kernel}_{form}", -(-rows // down) * chunks, (across, down), sent)
+        op, rows, width = self._recipe.name, plan.rows, plan.width
+        grid, block, split = rectangles(rows, -(-width // size), _MAP_BLOCK, plan.program.group // 8)
+        start(op, op, f"{plan.kernel}_{form}", grid, block, [rows, width, split, *args])
 
 
 def _tiles(width: int) -> int:
