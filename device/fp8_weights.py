@@ -5,14 +5,20 @@ from __future__ import annotations
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
-from .launch import PROVIDER, as_rows, kind, map_rows, results, start
-from .quant_fp8 import CODES, NAN_CODES, SCALES, TEAM, whole_vectors
+from .early import EARLY
+from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
+from .quant_fp8 import CODES, NAN_CODES, SCALES, TEAM, divider, whole_vectors
 from .runtime import current
 from .units import unit_of
 
 _FAMILY = "fp8_weights"
 _ROWS = 4
 """Rows a thread, as the kernels know."""
+_LINE_DEPTH, _BAND = 2, 4
+"""Vectors, and rows, a thread of the kernels for bfloat16, as they know."""
+_FEW_LINE, _FEW_CHANNELS = 1 << 17, 1 << 15
+"""Under so many vectors a thread has but one."""
+_LINE_BLOCKS, _CHANNEL_BLOCKS = (256, 128), (64, 128)
 _UNIT = 16
 
 
@@ -27,10 +33,39 @@ def scaled_fp8_quant_static_group(x, scale, *, rounding="vt", out=None):
         return target
     if max(x.shape) >= 2**31:
         raise ContractError(op, "x", f"shape {x.shape}", "fewer than 2**31 rows and columns")
+    wide = whole_vectors(width, target, (x, stride))
+    if wide and kind(x) == KINDS["bfloat16"]:
+        if across == width and down == 1 and vectors(across, (scale, 0)):
+            return _channels(op, x, rows, stride, scale, target, rounding)
+        if stride == width and width // across % VECTOR == 0 and rows * width // VECTOR < 2**31:
+            return _line(op, x, rows, scale, target, rounding)
     args = [
         rows, x, stride, kind(x), scale, rows // down, width // across, across, target, NAN_CODES[rounding],
     ]  # fmt: skip
-    map_rows(op, _FAMILY, "group_codes", -(-rows // _ROWS), width, whole_vectors(width, target, (x, stride)), args)
+    map_rows(op, _FAMILY, "group_codes", -(-rows // _ROWS), width, wide, args)
+    return target
+
+
+def _line(op: str, x, rows: int, scale, target, rounding: str):
+    """Codes where every vector has one scale and they follow each other without gaps."""
+    width, (down, across) = x.shape[1], scale.shape
+    count, per_row = rows * width // VECTOR, width // VECTOR
+    few = count < _FEW_LINE
+    divisors = [*divider(per_row), *divider(rows // down), *divider(per_row // across)]
+    args = [count, x, scale, per_row, across, *divisors, target, NAN_CODES[rounding]]
+    block = _LINE_BLOCKS[not few]
+    grid = -(-count // (block * (1 if few else _LINE_DEPTH)))
+    start(op, _FAMILY, ("group_line_few" if few else "group_line") + EARLY, grid, (block, 1), args)
+    return target
+
+
+def _channels(op: str, x, rows: int, stride: int, scale, target, rounding: str):
+    """Codes under a scale a channel: bands of rows."""
+    width = x.shape[1]
+    few = rows * width // VECTOR < _FEW_CHANNELS
+    kernel, each = ("group_channels_few", 1) if few else ("group_channels", _BAND)
+    args = [rows, x, stride, scale, target, NAN_CODES[rounding]]
+    map_rows(op, _FAMILY, kernel, -(-rows // each), width, True, args, most=_CHANNEL_BLOCKS[not few], ending=EARLY)
     return target
 
 
@@ -46,6 +81,6 @@ def requantize_with_max_scale(weight, weight_scale, logical_widths, *, out=None)
         count, offset = rows * width, begin * width
         unit = _UNIT if unit_of((weight, target), (count, offset)) == _UNIT else 1
         args = [count // unit, from_place + offset, weight_scale, shards, shard, to_place + offset]
-        start(op, _FAMILY, f"shard_codes_v{unit}", -(-(count // unit) // TEAM), (TEAM, 1), args)
+        start(op, _FAMILY, f"shard_codes_v{unit}{EARLY}", -(-(count // unit) // TEAM), (TEAM, 1), args)
         begin += rows
     return target, scale

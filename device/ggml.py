@@ -5,14 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from vtlab.ops import providers
-from vtlab.ops.blocks import WEIGHT_TYPES, quant_traits
+from vtlab.ops.blocks import quant_traits
 
-from .codes import dense, spread
-from .launch import PROVIDER, as_rows, kind, results, start, vectors
+from .codes import dense
+from .early import EARLY
+from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
 from .runtime import current
 
 _FAMILY = "ggml"
 _BLOCK = 256
+_STAGED_DEPTH, _LOOKUP_DEPTH = 4, 2
+"""Vectors a thread, as the kernels know."""
+_FEW = 1 << 15
+"""Under so many vectors of 8 each has a thread of its own."""
 
 
 def reachable(array, nbytes: int):
@@ -27,6 +32,10 @@ def reachable(array, nbytes: int):
     return array, step
 
 
+def _form(array) -> tuple:
+    return array.shape, array.dtype
+
+
 def _blocks(op: str, quant_type: str, x, out):
     traits = quant_traits(quant_type)
     blocks = x.shape[1] // traits.elements
@@ -34,13 +43,20 @@ def _blocks(op: str, quant_type: str, x, out):
     count = x.shape[0] * blocks
     if not count:
         return target
-    item = 4 if traits.elements == 256 else 2
-    written = target if current().pointer(target) % item == 0 else current().empty(target.shape, target.dtype)
+    vector_count, nbytes = x.size // VECTOR, target.size
     x, _, stride = as_rows(op, "x", x)
-    wide, sums = int(vectors(x.shape[1], (x, stride))), int(quant_type == "Q8_1")
-    args = [count, blocks, x, stride, kind(x), wide, written, sums]
-    lanes = 32 if traits.elements == 256 else 4
-    start(op, _FAMILY, f"ggml_blocks_{traits.elements}", -(-count * lanes // _BLOCK), (_BLOCK, 1), args)
+    wide, item = vectors(x.shape[1], (x, stride)), 4 if traits.elements == 256 else 2
+    staged = wide and stride == x.shape[1] and nbytes % 16 == 0 and _FEW <= vector_count < 2**31
+    written = target if current().pointer(target) % (16 if staged else item) == 0 else current().empty(*_form(target))
+    if staged:
+        ending = ("_bf16" if kind(x) == KINDS["bfloat16"] else "") + EARLY
+        grid = -(-vector_count // (_BLOCK * _STAGED_DEPTH))
+        args = [vector_count, x, kind(x), written]
+        start(op, _FAMILY, f"ggml_staged_{traits.nbytes}{ending}", grid, (_BLOCK, 1), args)
+    else:
+        args = [count, blocks, x, stride, kind(x), int(wide), written, int(quant_type == "Q8_1")]
+        lanes = 32 if traits.elements == 256 else 4
+        start(op, _FAMILY, f"ggml_blocks_{traits.elements}{EARLY}", -(-count * lanes // _BLOCK), (_BLOCK, 1), args)
     if written is not target:
         target[...] = written
     return target
@@ -74,10 +90,10 @@ def embedding_quant(table, ids, *, quant_type, out_dtype=None, out=None):
     if not target.size:
         return target
     table, step = reachable(table, traits.nbytes)
-    wide = vectors(width, (target, width))
-    args = [
-        width // 32, WEIGHT_TYPES.index(quant_type), table, step, ids, int(ids.dtype.itemsize == 8), target,
-        kind(target), int(wide),
-    ]  # fmt: skip
-    spread(op, _FAMILY, "ggml_rows", target.size // 32, args)
+    written = target if current().pointer(target) % 16 == 0 else current().empty(*_form(target))
+    args = [table, step, ids, int(ids.dtype.itemsize == 8), written, kind(target)]
+    kernel = f"ggml_rows_{quant_type.lower()}"
+    map_rows(op, _FAMILY, kernel, ids.size, width, True, args, depth=_LOOKUP_DEPTH, ending=EARLY)
+    if written is not target:
+        target[...] = written
     return target

@@ -43,6 +43,11 @@ EDGES: dict[str, list[dict]] = {
                                        (3, 33, "bfloat16", "vllm_native"), (9, 3, "float32", "vt"),
                                        (3, 22, "bfloat16", "vt"))),
         {"M": 300, "K": 1024, "R": 300, "C": 8, "x": "bfloat16"},
+        *({"M": 1042, "K": 1040, "R": R, "C": C, "x": "bfloat16", "rounding": "vllm"}
+          for R, C in ((521, 2), (1, 1040))),
+        {"M": 3, "K": 16, "R": 1, "C": 16, "x": "bfloat16",
+         "scale": np.float32([[2.0**-120, 0.3, 2.0**-100, *[0.7] * 13]])},
+        {"M": 9, "K": 264, "R": 1, "C": 264, "x": "bfloat16"},
         {"M": 0, "K": 8, "R": 1, "C": 1}, {"M": 4, "K": 7, "R": 2, "C": 7},
     ],
     "requantize_with_max_scale": [

@@ -18,8 +18,15 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "fp8_weights": {
         "the first rows' reciprocals": ("if (row_of_groups != known) inverses", "if (known == 0xffffffffu) inverses"),
+        "vectors of rows side by side": ("place = place * across + whole_quotient", "place = place + whole_quotient"),
+        "the first group of every row": ("whole_quotient(at - row * per_row, magic[2]", "whole_quotient(0u, magic[2]"),
+        "the first rows of a band": ("raw[r].a = from[r * (stride >> 3)]", "raw[r].a = from[0]"),
         "scales of rows side by side": ("row_of_groups * groups.across", "row_of_groups"),
-        "never through float16": ("through(e4m3_value(code) * scale, F16)", "(e4m3_value(code) * scale)"),
+        "never through float16": (
+            "e4m3_pair(widen_f16(halves & 0xffffu) * inverse, widen_f16(halves >> 16) * inverse)",
+            "e4m3_pair(lo * scale * inverse, hi * scale * inverse)",
+        ),
+        "neighbours for each other": ("narrow_f16(lo * scale, hi * scale)", "narrow_f16(hi * scale, lo * scale)"),
         "the shard's own scale": ("1.0f / largest_scale(scales, shards)", "1.0f / scale"),
         "whatever the last scale": ("if (!(scales[shards - 1] <= UNSET)) {", "if (true) {"),
     },

@@ -5,8 +5,9 @@
 // 2. *_v8: 16-byte loads, a group in 1 to 32 neighbouring lanes; a tile of 128 x 128 waits in the registers of a block.
 // 3. *_deep: four vectors of bfloat16 under way a thread, maxima taken of pairs as they lie in memory, and each lane finds
 //    the scale of one of its four groups alone, with its division and reciprocal.
-// 4. Codes of e2m1 come from sums that round upwards and products that saturate, as in fp4.cuh.
-#include "fp4.cuh"
+// 4. Codes of e2m1 come from sums that round upwards and products that saturate, as in fp4.cuh; where there are many, from
+//    float16s (e2m1_halves.cuh) of the float32s just below the quotients, so that ties go down.
+#include "e2m1_lower.cuh"
 #include "once.cuh"
 #include "powers.cuh"
 
@@ -22,52 +23,17 @@ VT_FN float e2m1_cast_scale(unsigned top, int rule) {
     return rounded_up(vt_maximum(vt_float((int)top), LEAST) / 6.0f, rule);
 }
 
-// fma(a, b, c) rounded upwards.
-#ifdef __CUDACC__
-VT_FN float fma_up(float a, float b, float c) { return __fmaf_ru(a, b, c); }
-#else
-VT_FN float fma_up(float a, float b, float c) {
-    double exact = (double)a * (double)b + (double)c;
-    float y = (float)exact;
-    return (double)y < exact ? std::nextafter(y, HUGE_VALF) : y;
-}
-#endif
-
-// fp4.cuh's `with_code` where a tie goes to the smaller size: sums round upwards from the middles on, to whole numbers of
-// halves below 2 and of ones below 4.
-VT_FN float with_lower_code(float acc, float v, float unit) {
-    float size = vt_abs(v);
-    float below_2 = fma_to_unit(fma_up(size, 2.0f, 8388607.5f), -0.25f, 2097153.0f);  // 1 - ceil(2 size - 0.5) / 4
-    float below_4 = fma_to_unit(fma_up(size, 1.0f, 8388605.5f), -0.5f, 4194305.0f);   // 1 - ceil(size - 2.5) / 2
-    float up_to_5 = fma_to_unit(size, -2097152.0f, 10485761.0f);
-    float negative = fma_to_unit(v, -33554432.0f, -8388608.0f);
-    acc = vt_fma(below_2, -4.0f * unit, acc);
-    acc = vt_fma(below_4, -2.0f * unit, acc);
-    acc = vt_fma(up_to_5, -unit, acc);
-    return vt_fma(negative, 8.0f * unit, acc);
-}
-
-VT_FN unsigned lower_word(const float (&v)[8]) {
-    float lo = 8388608.0f + 30583.0f, hi = lo;  // 0x7777
-    float unit = 1.0f;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        lo = with_lower_code(lo, v[j], unit);
-        hi = with_lower_code(hi, v[j + 4], unit);
-        unit *= 16.0f;
-    }
-    return ((unsigned)vt_bits(lo) & 0xffffu) | (unsigned)vt_bits(hi) << 16;
-}
-
 struct E4M3 {
+    static constexpr bool NUMBERS = false;  // whether there is another way for numbers alone
     VT_MEMBER float scale(unsigned top, int rule) const { return e4m3_cast_scale(top, rule); }
-    VT_MEMBER void put(unsigned char* out, i64 at, const float (&q)[8]) const { store_e4m3(out, at, q, 0x7fu); }
+    template <bool> VT_MEMBER void put(unsigned char* out, i64 at, const float (&q)[8]) const { store_e4m3(out, at, q, 0x7fu); }
 };
 
 struct E2M1 {
+    static constexpr bool NUMBERS = true;
     VT_MEMBER float scale(unsigned top, int rule) const { return e2m1_cast_scale(top, rule); }
-    VT_MEMBER void put(unsigned char* out, i64 at, const float (&q)[8]) const {
-        *(unsigned*)(out + (at >> 1)) = lower_word(q);
+    template <bool NUMBER> VT_MEMBER void put(unsigned char* out, i64 at, const float (&q)[8]) const {
+        *(unsigned*)(out + (at >> 1)) = NUMBER ? lower_word_of_numbers(q) : lower_word(q);
     }
 };
 
@@ -88,22 +54,24 @@ VT_FN void cast_vectors(unsigned count, const void* x, int kind, unsigned char* 
     if (!inside) return;
     float scale = TO().scale(top, rule);
     products(q, v, 1.0f / scale);
-    TO().put(out, (i64)at * 8, q);
+    TO().template put<false>(out, (i64)at * 8, q);
     if ((threadIdx.x & ((1u << shift) - 1)) == 0) scales[at >> shift] = scale;
 }
 
-// The same for bfloat16 in groups of at least DEPTH lanes.
-template <class TO>
-VT_FN void cast_deep(unsigned count, const void* x, unsigned char* out, float* scales, int rule, int shift) {
-    unsigned first = blockIdx.x * (256 * DEPTH) + threadIdx.x, tops[DEPTH];
-    Raw<8> raw[DEPTH];
+// Codes and scales of the groups of a thread's vectors; NUMBERS: none is infinite or NaN, or false comes back.
+template <class TO, bool NUMBERS>
+VT_FN bool cast_groups(const Raw<8> (&raw)[DEPTH], unsigned count, unsigned first, unsigned char* out, float* scales,
+                       int rule, int shift) {
+    unsigned tops[DEPTH];
+    bool numbers = true;
 #pragma unroll
-    for (int d = 0; d < DEPTH; ++d)
-        if (first + d * 256 < count) raw[d] = fetch<8>(x, (i64)(first + d * 256) * 8, BF16);
-#pragma unroll
-    for (int d = 0; d < DEPTH; ++d) tops[d] = first + d * 256 < count ? largest_pair<false>(raw[d].a) : 0u;
+    for (int d = 0; d < DEPTH; ++d) tops[d] = first + d * 256 < count ? largest_pair<NUMBERS>(raw[d].a) : 0u;
     GroupScales<DEPTH> found;
-    found.join<false>(tops, 1 << shift, [&](unsigned top) { return TO().scale(top, rule); });
+    found.template join<NUMBERS>(tops, 1 << shift, [&](unsigned top) {
+        numbers = top < 0x7f800000u;
+        return TO().scale(top, rule);
+    });
+    if (NUMBERS && __any_sync(FULL_WARP, !numbers)) return false;
     float inverse = 1.0f / found.scale;
     unsigned stored = first + found.own * 256;
     if ((threadIdx.x & ((1u << shift) - 1)) < DEPTH && stored < count) scales[stored >> shift] = found.scale;
@@ -114,8 +82,21 @@ VT_FN void cast_deep(unsigned count, const void* x, unsigned char* out, float* s
         float v[8], q[8];
         widen(v, raw[d], BF16);
         products(q, v, factor);
-        TO().put(out, (i64)(first + d * 256) * 8, q);
+        TO().template put<NUMBERS>(out, (i64)(first + d * 256) * 8, q);
     }
+    return true;
+}
+
+// The same for bfloat16 in groups of at least DEPTH lanes.
+template <class TO>
+VT_FN void cast_deep(unsigned count, const void* x, unsigned char* out, float* scales, int rule, int shift) {
+    unsigned first = blockIdx.x * (256 * DEPTH) + threadIdx.x;
+    Raw<8> raw[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (first + d * 256 < count) raw[d] = fetch<8>(x, (i64)(first + d * 256) * 8, BF16);
+    if (TO::NUMBERS && cast_groups<TO, true>(raw, count, first, out, scales, rule, shift)) return;
+    cast_groups<TO, false>(raw, count, first, out, scales, rule, shift);
 }
 
 #define CASTS(NAME, TO)                                                                                                \
