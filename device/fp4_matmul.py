@@ -14,8 +14,8 @@ from vtlab.ops import providers
 from vtlab.ops.dtypes import dtype
 
 from .fp4 import dequantize_nvfp4
-from .fp4_loaded import loaded_product, loads, turned
 from .fp4_product import aligned_rows, in_rows, on_tensor_cores, product
+from .fp4_tiles import loads, tiled_product, turned
 from .judged import judged_by_norm
 from .launch import PROVIDER, VECTOR, kind, results, start
 from .matmul import matmul_bt
@@ -41,7 +41,7 @@ for _op in ("matmul_nvfp4", "matmul_mxfp4"):
 
 
 def _expanded(op: str, form: str, slot: str, codes, scales, tiled: bool, turned: bool = False):
-    """bfloat16 values [rows, K] in scratch, exact; turned: in the order that `loaded_product` takes them in."""
+    """bfloat16 values [rows, K] in scratch, exact; turned: in the order that `tiled_product` takes them in."""
     rows, depth = codes.shape[0], 2 * codes.shape[1]
     held = scratch.array(slot, (rows, depth), _BFLOAT16)
     count = rows * depth // VECTOR
@@ -50,11 +50,15 @@ def _expanded(op: str, form: str, slot: str, codes, scales, tiled: bool, turned:
     return held
 
 
+def _weights(op: str, kernel: str, form: str, depth: int, codes, scales, tiled: bool, factor):
+    return in_rows(op, kernel, codes, scales, _GROUP[form], tiled, factor, loads(depth))
+
+
 def _product(op: str, x, weights, out) -> None:
     """out = x by the weights on tensor cores."""
     x = aligned_rows(x)
-    if loads(*out.shape, x.shape[1]):
-        loaded_product(op, _FAMILY, turned(op, _FAMILY, x), weights, out)
+    if loads(x.shape[1]):
+        tiled_product(op, _FAMILY, turned(op, _FAMILY, x), weights, out)
     else:
         product(op, _FAMILY, x, weights, out)
 
@@ -67,11 +71,11 @@ def _both(op: str, form: str, a, b, scale_a, scale_b, alpha, tiled: bool, wanted
         return target
     depth = 2 * a.shape[1]
     on_cores = on_tensor_cores(depth, wanted)
-    loaded = on_cores and loads(*target.shape, depth)
-    left = _expanded(op, form, "fp4 left", a, scale_a, tiled, loaded)
+    tiles = on_cores and loads(depth)
+    left = _expanded(op, form, "fp4 left", a, scale_a, tiled, tiles)
     if on_cores:
-        weights = in_rows(op, form, b, scale_b, _GROUP[form], tiled, alpha)
-        (loaded_product if loaded else product)(op, _FAMILY, left, weights, target)
+        weights = _weights(op, form, form, depth, b, scale_b, tiled, alpha)
+        (tiled_product if tiles else product)(op, _FAMILY, left, weights, target)
         return target
     right = _expanded(op, form, "fp4 right", b, scale_b, tiled)
     sums = scratch.array("fp4 sums", target.shape, _FLOAT32)
@@ -104,8 +108,8 @@ def matmul_nvfp4(x, b, block_scale_b, global_scale, *, out_dtype=None, is_sf_swi
     if not target.size:
         return target
     if _weights_alone(x, wanted):
-        tiled, group = is_sf_swizzled_layout, _GROUP["nvfp4"]
-        weights = in_rows(op, "nvfp4_rounded", b, block_scale_b, group, tiled, global_scale)
+        layout = is_sf_swizzled_layout
+        weights = _weights(op, "nvfp4_rounded", "nvfp4", x.shape[1], b, block_scale_b, layout, global_scale)
         _product(op, x, weights, target)
         return target
     held = scratch.array("fp4 right", (b.shape[0], x.shape[1]), _BFLOAT16)
@@ -121,7 +125,7 @@ def matmul_mxfp4(x, b, b_sf, *, out_dtype=None, is_sf_swizzled_layout=True, out=
     if not target.size:
         return target
     if _weights_alone(x, wanted):
-        weights = in_rows(op, "mxfp4", b, b_sf, _GROUP["mxfp4"], is_sf_swizzled_layout, None)
+        weights = _weights(op, "mxfp4", "mxfp4", x.shape[1], b, b_sf, is_sf_swizzled_layout, None)
         _product(op, x, weights, target)
         return target
     held = _expanded(op, "mxfp4", "fp4 right", b, b_sf, is_sf_swizzled_layout)

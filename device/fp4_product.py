@@ -98,16 +98,19 @@ def whole(slot: str, array):
     return held
 
 
-def in_rows(op: str, kernel: str, codes, scales, group: int, tiled: bool, factor) -> Weights:
-    """Codes [N, K / 2] with scales in rows, or in tiles; rows that no four bytes fit are laid in tiles first."""
+def in_rows(op: str, kernel: str, codes, scales, group: int, tiled: bool, factor, in_tiles: bool = False) -> Weights:
+    """Codes [N, K / 2] with scales in rows, or in tiles; rows that no four bytes fit are laid in tiles first.
+
+    in_tiles : in tiles in any case, which stand at a multiple of 16 bytes.
+    """
     columns, depth = codes.shape[0], 2 * codes.shape[1]
     blocks = depth // group
     aligned = current().pointer(scales) % 4 == 0
-    if not tiled and (blocks % 4 or not aligned):
+    if not tiled and (in_tiles or blocks % 4 or not aligned):
         held = scratch.array("fp4 tiles", tiled_shape(columns, blocks), _BYTES)
         start(op, "fp4", "fp4_tiles", -(-held.size // 1024), (256, 1), [held.size // 4, columns, blocks, scales, held])
         scales, tiled = held, True
-    elif not aligned:
+    elif in_tiles or not aligned:
         scales = whole("fp4 tiles", scales)
     pitch, step = (-(-blocks // 4) * _TILE_BYTES, _TILE_BYTES) if tiled else (blocks, 4)
     return Weights(kernel, whole("fp4 codes", codes), scales, group, pitch, step, factor)

@@ -113,21 +113,23 @@ def test_operands_at_any_address(device, op, tiled):
     assert_bytes(device.fetch(device.call(op, moved)), want)
 
 
-def test_every_code_under_every_scale(device):
+@pytest.mark.parametrize("K", [32, 128])
+def test_every_code_under_every_scale(device, K):
     """All finite products of e2m1 and e4m3, and of e2m1 and powers of two: one weight a column, exactly."""
-    one = np.zeros((1, 16), U8)
+    one = np.zeros((1, K // 2), U8)
     one[0, 0] = 2  # 1, then zeros
     finite = np.array([code for code in range(256) if code & 0x7F != 0x7F], U8)
-    codes = np.zeros((16 * len(finite), 16), U8)
+    codes = np.zeros((16 * len(finite), K // 2), U8)
     codes[:, 0] = np.repeat(np.arange(16, dtype=U8), len(finite))
-    scales = np.tile(finite, 16)[:, None].repeat(2, 1)
-    call = {"a": one, "b": codes, "block_scale_a": np.full((1, 2), 0x38, U8), "block_scale_b": scales,
+    scales = np.tile(finite, 16)[:, None].repeat(K // 16, 1)
+    call = {"a": one, "b": codes, "block_scale_a": np.full((1, K // 16), 0x38, U8), "block_scale_b": scales,
             "alpha": F32([1]), "is_sf_swizzled_layout": False}  # fmt: skip
     assert_bytes(run(device, "cutlass_scaled_fp4_mm", call), oracle.cutlass_scaled_fp4_mm(**call))
     powers = np.arange(2, 252, dtype=U8)  # products that are normal numbers of float32
-    codes = np.zeros((16 * len(powers), 16), U8)
+    codes = np.zeros((16 * len(powers), K // 2), U8)
     codes[:, 0] = np.repeat(np.arange(16, dtype=U8), len(powers))
-    call = {"a": one, "b": codes, "a_sf": np.full((1, 1), 127, U8), "b_sf": np.tile(powers, 16)[:, None],
+    scales = np.tile(powers, 16)[:, None].repeat(K // 32, 1)
+    call = {"a": one, "b": codes, "a_sf": np.full((1, K // 32), 127, U8), "b_sf": scales,
             "alpha": F32([1]), "is_sf_swizzled_layout": False}  # fmt: skip
     assert_bytes(run(device, "matmul_mxf4_bf16_tn", call), oracle.matmul_mxf4_bf16_tn(**call))
 

@@ -1,6 +1,6 @@
-// Products of NVFP4 and of MXFP4: fp4_product.cuh, whose ladder this is. Where both sides have four bits, rows of `a` become
-// bfloat16 first, which rounds nothing.
-#include "fp4_loaded.cuh"
+// Products of NVFP4 and of MXFP4: fp4_product.cuh, whose ladder this is; on Hopper fp4_tiles.cuh. Where both
+// sides have four bits, rows of `a` become bfloat16 first, which rounds nothing.
+#include "fp4_tiles.cuh"
 
 typedef CodesInRows<BF16, E4M3> Exact;
 typedef CodesInRows<BF16, E4M3_ROUNDED> Rounded;
@@ -21,10 +21,13 @@ extern "C" __global__ void __launch_bounds__(256)
     store(out, at, one, (int)kind);
 }
 
-extern "C" __global__ void __launch_bounds__(256) fp4_rows(i64 count, const uint4* x, uint4* out) { strided_rows(count, x, out); }
+extern "C" __global__ void __launch_bounds__(256) fp4_rows_early(i64 count, const uint4* x, uint4* out) {
+    after_others();
+    strided_rows(count, x, out);
+}
 
 #if VT_TILES
-FP4_LOADED_KERNELS(nvfp4_loaded, E4M3)
-FP4_LOADED_KERNELS(nvfp4_rounded_loaded, E4M3_ROUNDED)
-FP4_LOADED_KERNELS(mxfp4_loaded, E8M0)
+FP4_TILES_FORMS(nvfp4, E4M3)
+FP4_TILES_FORMS(nvfp4_rounded, E4M3_ROUNDED)
+FP4_TILES_FORMS(mxfp4, E8M0)
 #endif
