@@ -8,6 +8,7 @@ from vtlab.ops import providers
 from vtlab.ops.blocks import quant_traits
 
 from .codes import spread
+from .early import EARLY
 from .ggml import reachable
 from .ggml_rows import LANES, several_rows
 from .launch import MULTIPROCESSORS, PROVIDER, as_rows, check_places, kind, results, start
@@ -58,7 +59,7 @@ _ITEMS, _MOST_SLOTS, _TEAMS = {"Q6_K": 8}, 12, {"Q2_K": 4, "Q6_K": 2}
 others 1."""
 _MOST_ITEMS = 16
 _SIGNS = ("IQ2_XXS", "IQ3_XXS")
-_TABLES = 1024 + 256 * 256 + 38 * 8
+_TABLES = 1024 + 256 * 256 + 42 * 8
 """Bytes of the i-quants' tables, of which each lane has its own, of what may lie before them, and of barriers."""
 
 
@@ -79,8 +80,8 @@ def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
         return False
     each = columns // (grid * _CREW if in_pairs else grid)
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, each, slots]
-    warps = _CREW if in_pairs else _ALL if quant_type in _SIGNS else _CREW + _BESIDES
-    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row", grid, (32 * warps, 1), args, shared)
+    warps = _CREW + 1 if in_pairs else _ALL if quant_type in _SIGNS else _CREW + _BESIDES
+    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row{EARLY}", grid, (32 * warps, 1), args, shared)
     return True
 
 
@@ -93,10 +94,10 @@ def _ring(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     """Slots of the ring and bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
     nbytes, lanes = quant_traits(quant_type).nbytes, quant_type in LANES
     items = _ITEMS.get(quant_type, _MOST_ITEMS)
-    slot, block = _slot(nbytes, items), 260 + 2 * _SUMS[quant_type]
+    slot, block, threes = _slot(nbytes, items), 260 + 2 * _SUMS[quant_type], quant_type == "Q3_K"
     if not lanes:
         slot, block = slot + 64 * items, block + 16
-    rest = 24 * _MOST_SLOTS + depth // 256 * block
+    rest = 24 * _MOST_SLOTS + depth // 256 * (block + 768 * threes) + 1024 * threes
     most = 4 if quant_type == "Q6_K" and depth >= 8192 else _MOST_SLOTS  # 8192 x 8192: 17.8 us, not 18.9 with six
     slots = min(most, (room - rest) // slot)
     slots -= slots % _TEAMS.get(quant_type, 1)  # the same warps have a slot again and again

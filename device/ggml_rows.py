@@ -7,12 +7,11 @@ from typing import NamedTuple
 from vtlab.ops.blocks import quant_traits
 
 from .early import EARLY
+from .ggml_groups import LANES, by_groups
 from .launch import MULTIPROCESSORS, kind, start, vectors
 from .runtime import current
 from .scratch import scratch
 
-LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
-"""Types whose sums run in eight lanes."""
 _FAMILY = "ggml_matmul"
 _BLOCK = 256
 _EIGHT = 8
@@ -55,6 +54,8 @@ def _form(quant_type: str, at_once: int) -> _Form:
 
 def several_rows(op: str, a, target, a_stride: int, b, stride: int, out_stride: int, quant_type: str) -> None:
     """target = a b^T: each row of a becomes codes in scratch, and up to 64 of them meet the weights at once."""
+    if by_groups(op, a, target, a_stride, b, stride, out_stride, quant_type):
+        return
     (rows, depth), columns, elements = a.shape, b.shape[0], quant_traits(quant_type).elements
     eights = -(-rows // _EIGHT)
     at_once = _FEW if eights <= _FEW else _MANY

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vtlab.ops import dtypes
 from vtlab.ops.blocks import LAYOUTS, WEIGHT_TYPES
 
 _SMALL = [kind for kind in WEIGHT_TYPES if not kind.endswith(("_K", "_XXS"))]
@@ -9,13 +10,13 @@ _HALVES = (np.arange(256) % 253 - 126.5).astype(np.float32)[None]  # whose codes
 _HALVES[0, 0] = 127
 
 
-def _large_sums() -> dict:
+def _large_sums(N: int = 18, M: int = 3) -> dict:
     """Q4_0 whose codes are all of one sign, by rows that are too: integers that no longer fit 24 bits with a scale."""
     rng = np.random.Generator(np.random.PCG64(4))
-    b = np.zeros((18, 2), LAYOUTS["Q4_0"].block)
+    b = np.zeros((N, 8), LAYOUTS["Q4_0"].block)
     b["d"], b["qs"] = 0.0125 * rng.uniform(0.5, 1.5, b.shape), rng.integers(0, 4, (*b.shape, 16)) * 17
-    a = rng.uniform(0.8, 1, (3, 64)).astype(np.float32)
-    return {"M": 3, "N": 18, "K": 64, "quant_type": "Q4_0", "a": a, "b": b.view(np.uint8).reshape(18, -1)}
+    a = rng.uniform(0.8, 1, (M, 256)).astype(np.float32)
+    return {"M": M, "N": N, "K": 256, "quant_type": "Q4_0", "a": a, "b": b.view(np.uint8).reshape(N, -1)}
 
 
 def _special(quant_type: str) -> dict:
@@ -29,11 +30,40 @@ def _special(quant_type: str) -> dict:
     return {"M": 1, "N": 18, "K": 1536, "quant_type": quant_type, "a": a}
 
 
+def _many(kind: str) -> dict:
+    """More than a few vectors: halves between two codes, equal extrema of both signs, what is not of the middle."""
+    x = np.random.Generator(np.random.PCG64(6)).standard_normal((65, 4096)).astype(np.float32)
+    x[0] = np.tile(_HALVES[0], 16)
+    x[1] = -x[0]
+    x[2, 3:5], x[2, 254], x[2, 258], x[2, 300] = (-9, 9), -9, 9, -9
+    x[3, [40, 600]], x[3, [300, 900]], x[3, 1100], x[4, :512] = np.nan, np.inf, -np.inf, 0
+    x[4, 512:1024] *= 1e-37
+    x[4, 1024:1536] *= 1e-39
+    x[4, 1536:2048] *= 1e37
+    return {"M": 65, "K": 4096, "x": x.astype(dtypes.dtype(kind))}
+
+
 _ROWS = [
     {"M": 1, "K": 256, "x": _HALVES},
     *({"M": 3, "K": 512, "x": kind} for kind in ("float32", "bfloat16", "float16")),
     {"M": 40, "K": 768, "x": "float32"}, {"M": 1, "K": 0}, {"M": 0, "K": 256},
+    _many("float32"), _many("bfloat16"), {"M": 353, "K": 768, "x": "float16"},
 ]  # fmt: skip
+
+_GROUPS = [kind for kind in WEIGHT_TYPES if kind != "Q2_K" and not kind.endswith("_XXS")]
+
+
+def _grouped(kind: str, M: int, N: int, stages: int, **more) -> dict:
+    """Rows of the weight that copies of sixteens bring, `stages` times as many blocks of 256 as that takes."""
+    return {"M": M, "N": N, "K": (2048 if kind in ("Q3_K", "Q6_K") else 256) * stages, "quant_type": kind, **more}
+
+
+def _wild(kind: str) -> dict:
+    """Values without a scale, or whose scale float16 does not hold, beside others in their rows."""
+    a = np.random.Generator(np.random.PCG64(6)).standard_normal((40, 2048)).astype(np.float32)
+    a[1, 70], a[2, 300], a[3, 700:730], a[4, 1024:1280], a[5] = np.nan, 3e7, -1e-9, 0, 0
+    return _grouped(kind, 40, 66, 1 if kind == "Q6_K" else 8, a=a)
+
 
 EDGES: dict[str, list[dict]] = {
     "quantize_row_q8_0": [*_ROWS, {"M": 3, "K": 96, "x": "float32"}],
@@ -60,6 +90,12 @@ EDGES: dict[str, list[dict]] = {
           for kind in ("Q4_K", "Q6_K", "Q2_K", "IQ2_XXS") for M, N in ((11, 21), (20, 70))),
         {"M": 2, "N": 33805, "K": 32, "quant_type": "Q8_0", "a": "float32"},  # shares of rows in two parts
         {"M": 2, "N": 14805, "K": 256, "quant_type": "Q4_K", "a": "float32"},
+        *(_grouped(kind, M, N, stages, a="float32")
+          for kind in _GROUPS for M, N, stages in ((20, 70, 1), (40, 131, 1), (67, 195, 1), (130, 64, 1))),
+        *(_grouped(kind, M, N, 3, a="bfloat16", out_dtype="bfloat16")
+          for kind in ("Q5_0", "Q4_K") for M, N in ((25, 135), (65, 260))),
+        *(_grouped(kind, 130, 4300, 1, a="float16") for kind in ("Q4_0", "Q8_0")),  # tiles that are not cut in two
+        _large_sums(70, 20), *(_wild(kind) for kind in ("Q4_0", "Q8_0", "Q5_1", "Q4_K", "Q6_K")),
         {"M": 0, "N": 5, "K": 96, "quant_type": "Q8_0"}, {"M": 2, "N": 0, "K": 96, "quant_type": "Q8_0"},
     ],
     "embedding_quant": [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vtlab import oracle
-from vtlab.device import ggml_matmul, ggml_rows
+from vtlab.device import ggml_groups, ggml_matmul, ggml_rows
 from vtlab.ops.blocks import WEIGHT_TYPES, quant_traits
 from vtlab.ops.errors import ContractError
 from vtlab.oracle.ggml import random_blocks
@@ -114,6 +114,15 @@ def test_a_share_of_many_rows_for_several(device, kind, monkeypatch):
     """A block takes its share in parts, whose stages follow each other in the same places."""
     monkeypatch.setattr(ggml_rows, "MULTIPROCESSORS", 1)
     a, b = draw((9, 1536), "bfloat16", 12), weights(kind, 270, 1536)
+    got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_tiles_one_after_the_other(device, kind, monkeypatch):
+    """Groups of warps go on from tile to tile, the last of which are cut in two, in the same places."""
+    monkeypatch.setattr(ggml_groups, "MULTIPROCESSORS", 3)
+    a, b = draw((130, 1280), "bfloat16", 13), weights(kind, 430, 1280)
     got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
     assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
 

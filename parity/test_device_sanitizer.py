@@ -11,6 +11,9 @@ import pytest
 
 from .device_record import TOOLS
 
+_ROOM = {"synccheck": ("--num-cuda-barriers", "16384")}
+"""Barriers in shared memory that a tool has room for: 40 of each block are more than it expects."""
+
 
 @pytest.fixture(scope="module")
 def sanitizers(request):
@@ -22,10 +25,11 @@ def sanitizers(request):
     command = [sys.executable, "-m", "vtlab.parity.device_run", *(request.config.getoption("--family") or ())]
     return {
         tool: subprocess.Popen(
-            ["compute-sanitizer", "--tool", tool, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ["compute-sanitizer", "--tool", tool, *_ROOM.get(tool, ()), *command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for tool in TOOLS
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("tool", TOOLS)

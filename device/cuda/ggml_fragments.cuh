@@ -9,6 +9,8 @@
 
 constexpr int MAGIC = 0x4b400000;  // of VT_MAGIC: a float32 whose last bits are an integer's, if that is below 2^22
 
+struct alignas(16) Four { float x[4]; };
+
 #ifdef __CUDACC__
 
 // c = start + a b of bytes, signed or (of a) unsigned.
@@ -27,6 +29,15 @@ VT_FN void halves_product(float (&c)[4], const unsigned (&a)[4], unsigned b0, un
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+// (x & mask) | base and (x & mask) ^ base: one instruction each, where a compiler would make two out of two constants.
+VT_FN unsigned bits_onto(unsigned x, unsigned mask, unsigned base) {
+    asm("lop3.b32 %0, %0, %1, %2, 0xea;" : "+r"(x) : "r"(mask), "r"(base));
+    return x;
+}
+VT_FN unsigned bits_against(unsigned x, unsigned mask, unsigned base) {
+    asm("lop3.b32 %0, %0, %1, %2, 0x6a;" : "+r"(x) : "r"(mask), "r"(base));
+    return x;
 }
 // Of pairs of float16: x - y, x y, x y + z, and what x y was rounded by to `rounded`.
 VT_FN unsigned pair_less(unsigned x, unsigned y) {
@@ -57,6 +68,8 @@ static inline void halves_product(float (&c)[4], const unsigned (&a)[4], unsigne
     for (int i = 0; i < 4; ++i) c[i] = 0.0f;
     multiply<F16>(c, a, b0, b1);
 }
+static inline unsigned bits_onto(unsigned x, unsigned mask, unsigned base) { return (x & mask) | base; }
+static inline unsigned bits_against(unsigned x, unsigned mask, unsigned base) { return (x & mask) ^ base; }
 static inline unsigned pair_less(unsigned x, unsigned y) {
     return narrow_f16(widen_f16(x & 0xffffu) - widen_f16(y & 0xffffu), widen_f16(x >> 16) - widen_f16(y >> 16));
 }
@@ -81,7 +94,7 @@ template <int ALIGNED> VT_FN unsigned word_at(const u8* p) {
 }
 
 constexpr unsigned THOUSAND = 0x64006400u;  // float16 pairs of 1024, whose last bits are integers
-VT_FN unsigned pair_of_bytes(unsigned w) { return (w & 0x00ff00ffu) | THOUSAND; }  // bytes 0 and 2, and 1024
+VT_FN unsigned pair_of_bytes(unsigned w) { return bits_onto(w, 0x00ff00ffu, THOUSAND); }  // bytes 0 and 2, and 1024
 
 // A row's part of a block in eight lanes: bytes of lanes 4 HALF ... 4 HALF + 3, element 8 t + lane of unit u in q[u], or
 // (Q4_K) of units 2 c and 2 c + 1 in q[c]; the scales of units u and u + 2 in pairs, of u = 0, 1, 4, 5; -1024 times these
@@ -171,7 +184,7 @@ template <int TYPE> VT_FN unsigned lanes_pair(unsigned& lost, const LanesPart& f
     const int u = 4 * (i >> 1) + (i & 1);
     if constexpr (TYPE == Q4_K) {
         unsigned both = permute(f.q[i & 2], f.q[(i & 2) + 1], 0x0400u + 0x0101u * l);
-        return pair_times_plus((both & (i & 1 ? 0x00f000f0u : 0x000f000fu)) | THOUSAND, f.s[i], f.off[i]);
+        return pair_times_plus(bits_onto(both, i & 1 ? 0x00f000f0u : 0x000f000fu, THOUSAND), f.s[i], f.off[i]);
     }
     unsigned both = permute(f.q[u], f.q[u + 2], l & 2 ? 0x7362u : 0x5140u);
     unsigned x = permute(both, 0x64646464u, l & 1 ? 0x4342u : 0x4140u);

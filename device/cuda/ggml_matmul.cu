@@ -7,6 +7,7 @@
 // share of the weight's rows, codes that row for itself while the first of them are on their way, and lanes keep its
 // codes, or the tensor cores unfold the eight lanes: ggml_pairs.cuh, ggml_tiles.cuh,
 // ggml_signs.cuh.
+#include "ggml_group_codes.cuh"
 #include "ggml_pairs.cuh"
 #include "ggml_rows.cuh"
 #include "ggml_signs.cuh"
@@ -95,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #define PRODUCTS(name, TYPE, FORM)                                    \
     PRODUCT(name##_few_early, (Block<TYPE>::LANES ? 448 : Block<TYPE>::LARGE ? 384 : 512), TYPE, 2)                                 \
     PRODUCT(name##_many_early, (Block<TYPE>::LARGE ? 256 : 512), TYPE, 8) \
-    ROW(name##_row, FORM, FORM##_warps, TYPE)
-constexpr int in_pairs_warps = CREW, in_tiles_warps = CREW + SENDERS + ADDERS, in_signs_warps = ALL_WARPS;
+    ROW(name##_row_early, FORM, FORM##_warps, TYPE)
+constexpr int in_pairs_warps = CREW + 1, in_tiles_warps = CREW + SENDERS + ADDERS, in_signs_warps = ALL_WARPS;
 
 PRODUCTS(ggml_q4_0, Q4_0, in_pairs)
 PRODUCTS(ggml_q4_1, Q4_1, in_pairs)
@@ -110,6 +111,27 @@ PRODUCTS(ggml_q5_k, Q5_K, in_tiles)
 PRODUCTS(ggml_q6_k, Q6_K, in_tiles)
 PRODUCTS(ggml_iq2_xxs, IQ2_XXS, in_signs)
 PRODUCTS(ggml_iq3_xxs, IQ3_XXS, in_signs)
+
+#if VT_TILES
+
+#define GROUPS(name, TYPE, N)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(384, 1)                                                                \
+        name##_##N##_early(i64 rows, i64 columns, i64 stages, const u8* b, i64 stride, const u8* records, void* out,    \
+                           i64 out_stride, i64 kind, i64 slots, i64 grid) {                                             \
+        by_groups<TYPE, N>({rows, columns, stages, stride, out_stride, b, records, out, (int)kind, (int)slots, (int)grid}); \
+    }
+#define OF_UNITS(name, TYPE) GROUPS(name, TYPE, 32) GROUPS(name, TYPE, 64) GROUPS(name, TYPE, 128)
+#define OF_LANES(name, TYPE) GROUPS(name, TYPE, 32) GROUPS(name, TYPE, 64)
+OF_UNITS(ggml_q4_0, Q4_0)
+OF_UNITS(ggml_q4_1, Q4_1)
+OF_UNITS(ggml_q5_0, Q5_0)
+OF_UNITS(ggml_q5_1, Q5_1)
+OF_UNITS(ggml_q8_0, Q8_0)
+OF_LANES(ggml_q3_k, Q3_K)
+OF_LANES(ggml_q4_k, Q4_K)
+OF_LANES(ggml_q5_k, Q5_K)
+OF_LANES(ggml_q6_k, Q6_K)
+#endif
 
 // Weights in Q8_K, which no activation meets as integers: an element a thread, one fma a value.
 extern "C" __global__ void __launch_bounds__(256)

@@ -45,13 +45,15 @@ VT_FN void fetch_half(Half& f, const u8* const (&p)[2], const unsigned (&select)
     }
 }
 
-// Of Q3_K: words 2 t and 2 t + 1 of every 32 bytes, and all of the scales.
+// Of Q3_K: two words of every 32 bytes, both of one half, and all of the scales. Lane t has 0 and 2, 1 and 3, 6 and 4, or 7
+// and 5: the first ones of eight rows meet in no bank, nor do the second ones.
 template <bool APART>
 VT_FN void fetch_threes(unsigned (&q)[2][9], const u8* const (&p)[2], const unsigned (&select)[2], int t) {
+    int one = 4 * t + (t & 2) * 8;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
-        for (int i = 0; i < 6; ++i) q[r][i] = word_of<APART>(p[r] + 8 * t + 32 * (i >> 1) + 4 * (i & 1), select[r]);
+        for (int i = 0; i < 6; ++i) q[r][i] = word_of<APART>(p[r] + (i & 1 ? one ^ 8 : one) + 32 * (i >> 1), select[r]);
 #pragma unroll
         for (int i = 0; i < 3; ++i) q[r][6 + i] = word_of<APART>(p[r] + 96 + 4 * i, select[r]);
     }
@@ -141,7 +143,7 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
         }
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-            uint4 x = *(const uint4*)(codes + 64 * c + 16 * t);
+            uint4 x = *(const uint4*)(codes + 256 * c);
             int h = c >> 1, upper = 4 * (c & 1);  // units 2 c and 2 c + 1
 #pragma unroll
             for (int v = 0; v < 2; ++v) {
@@ -154,7 +156,7 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
                     int s = dot4(scales[r][h], 1u << 8 * (2 * (c & 1) + v), 0);
                     b[i] = (three >> upper & 0x07070707u) * (unsigned)s + times_plus((unsigned)s, 0u - 0x04040404u, 0x7f7f7f7fu);
                 }
-                multiply_unsigned(total, b, (v ? x.z : x.x) & m0, (v ? x.w : x.y) & m1);
+                multiply_unsigned(total, b, v ? x.z : x.x, v ? x.w : x.y);
             }
         }
     } else {

@@ -3,7 +3,8 @@
 // Codes of the activations lie in shared memory as the weight's do, with zeros where a block has its scale, so that an
 // aligned word of the weight meets one of theirs; four bits have two such streams, for the low ones and the high ones.
 #pragma once
-#include "ggml_row.cuh"
+#include "early.cuh"
+#include "ggml_ring.cuh"
 
 template <int TYPE> struct Pairs {
     static constexpr int BYTES = Block<TYPE>::BYTES;
@@ -45,35 +46,45 @@ template <int TYPE> VT_FN void words_of_lane(unsigned (&w)[Pairs<TYPE>::WORDS], 
 // Fifth bits of four codes, on top of their four.
 VT_FN unsigned on_top(unsigned four, unsigned bits) { return (bits & 15u) * 0x02040810u & 0x10101010u | four; }
 
-// The row's codes, and of each block its scale and what its integers lack or Q8_1's sum.
-template <int TYPE> VT_MEMBER void code_pairs(const Row& p, Eights& eights, u8* codes, unsigned* scales) {
+// Eight of a block's codes, and of the block its scale and what its integers lack or Q8_1's sum.
+template <int TYPE> VT_MEMBER void put_codes(u8* codes, unsigned* scales, int stream, int at, const Codes& c) {
     using P = Pairs<TYPE>;
-    int units = (int)(p.depth / 32), stream = units * P::BYTES;
+    int unit = at >> 2, part = at & 3, begin = unit * P::BYTES + P::FIRST;
+    u8* to = codes + begin + (P::FOUR ? (part >> 1) * stream + (part & 1) * 8 : part * 8);
+    unsigned short* halves = (unsigned short*)to;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) halves[i] = (unsigned short)(packed4(c.code[2 * i], c.code[2 * i + 1], 0, 0));
+    if (P::FOUR ? (part & 1) == 0 : part == 0) {
+#pragma unroll
+        for (int i = 1; i <= P::FIRST / 2; ++i) halves[-i] = 0;
+    }
+    if (part == 0) {
+        scales[2 * unit] = (unsigned)vt_bits(widen_f16(f16_of(c.d)));
+        if constexpr (Block<TYPE>::MINIMUM) scales[2 * unit + 1] = (unsigned)vt_bits(widen_f16(f16_of_sum(c.d, c.total)));
+        else scales[2 * unit + 1] = (unsigned)(c.total * (TYPE == Q5_0 ? 16 : 8));
+    }
+}
+
+// The row's, N of a lane's eights at once.
+template <int TYPE, int N> VT_MEMBER void code_pairs(const Row& p, Eights& eights, u8* codes, unsigned* scales) {
+    constexpr int STEP = 32 * CREW;
+    int units = (int)(p.depth / 32), stream = units * Pairs<TYPE>::BYTES;
 #pragma unroll 1
-    for (int first = 0; first < units * 4; first += 32 * CREW) {
+    for (int first = 0; first < units * 4; first += N * STEP) {
         int at = first + (int)threadIdx.x;
-        bool inside = at < units * 4;
-        int unit = at >> 2, part = at & 3;
-        float x[8];
-        eights.next(x);
-        Codes c = codes_32(x);
+        float x[N][8];
+        Codes c[N];
 #pragma unroll
-        for (int m = 1; m <= 2; m *= 2) c.total += __shfl_xor_sync(ALL, c.total, m);
-        if (!inside) continue;
-        int begin = unit * P::BYTES + P::FIRST;
-        u8* to = codes + begin + (P::FOUR ? (part >> 1) * stream + (part & 1) * 8 : part * 8);
-        unsigned short* halves = (unsigned short*)to;
+        for (int n = 0; n < N; ++n) {
+            eights.next(x[n]);
+            if (at + n * STEP < units * 4) continue;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) halves[i] = (unsigned short)(packed4(c.code[2 * i], c.code[2 * i + 1], 0, 0));
-        if (P::FOUR ? (part & 1) == 0 : part == 0) {
-#pragma unroll
-            for (int i = 1; i <= P::FIRST / 2; ++i) halves[-i] = 0;
+            for (int i = 0; i < 8; ++i) x[n][i] = 1.0f;  // zeros would take the long way
         }
-        if (part == 0) {
-            scales[2 * unit] = (unsigned)vt_bits(widen_f16(f16_of(c.d)));
-            if constexpr (Block<TYPE>::MINIMUM) scales[2 * unit + 1] = (unsigned)vt_bits(widen_f16(f16_of_sum(c.d, c.total)));
-            else scales[2 * unit + 1] = (unsigned)(c.total * (TYPE == Q5_0 ? 16 : 8));
-        }
+        words_32(c, x);
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+            if (at + n * STEP < units * 4) put_codes<TYPE>(codes, scales, stream, at + n * STEP, c[n]);
     }
 }
 
@@ -119,17 +130,68 @@ VT_MEMBER void meet_pair(float (&term)[2], const unsigned (&w)[Pairs<TYPE>::WORD
     }
 }
 
+// Where no warp has more rows than a slot: a warp of its own adds all rows' terms, a lane each, while those of the next
+// chunk are made. Each warp would bring 32 lanes' worth of terms for one or two of them.
+template <int TYPE> struct Aside {
+    using P = Pairs<TYPE>;
+    static constexpr int DEEP = 3, ROWS = CREW * P::ROWS, SIZE = ROWS * P::PITCH;  // buffers of a chunk's terms; of one
+    float* terms;
+    u64 *full, *empty;
+    VT_MEMBER Aside(float* all) : terms(all), full((u64*)(all + DEEP * SIZE)), empty(full + DEEP) {}
+    VT_MEMBER void begin() const {
+        for (int i = 0; i < DEEP; ++i) {
+            phases_begin(full + i, 32 * CREW);
+            phases_begin(empty + i, 32);
+        }
+        phases_seen();
+    }
+    VT_MEMBER float add(int units) const {
+        int lane = threadIdx.x & 31, buffer = 0;
+        unsigned parity = 0;
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int left = units; left > 0; left -= P::TERMS) {
+            phase_over(full + buffer, parity);
+            const float* from = terms + buffer * SIZE + lane % ROWS * P::PITCH;
+            if (left >= P::TERMS) {
+                uint4 four[P::TERMS / 4];
+#pragma unroll
+                for (int i = 0; i < P::TERMS / 4; ++i) four[i] = ((const uint4*)from)[i];
+#pragma unroll
+                for (int i = 0; i < P::TERMS / 4; ++i) {
+                    sum = sum + vt_float((int)four[i].x);
+                    sum = sum + vt_float((int)four[i].y);
+                    sum = sum + vt_float((int)four[i].z);
+                    sum = sum + vt_float((int)four[i].w);
+                }
+            } else {
+#pragma unroll 1
+                for (int i = 0; i < left; ++i) sum = sum + from[i];
+            }
+            arrive(empty + buffer);
+            if (++buffer == DEEP) {
+                buffer = 0;
+                parity ^= 1;
+            }
+        }
+        return sum;
+    }
+};
+
 template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int each, int) {
     using P = Pairs<TYPE>;
     VT_SHARED(memory);
+    others_may_start();
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, units = (int)(p.depth / 32), row_bytes = units * P::BYTES;
     u8* ring = memory + warp * (P::DEPTH * P::SLOT);
-    float* terms = (float*)(memory + CREW * P::DEPTH * P::SLOT) + warp * (TILE * P::PITCH);
+    float *all_terms = (float*)(memory + CREW * P::DEPTH * P::SLOT), *terms = all_terms + warp * (TILE * P::PITCH);
     unsigned* scales = (unsigned*)(memory + CREW * (P::DEPTH * P::SLOT + TILE * P::PITCH * 4));
     u8* codes = (u8*)(scales + 2 * units);
     int number = (int)blockIdx.x * CREW + warp, chunks = (units + 32 * P::UNITS - 1) / (32 * P::UNITS);
     int first = begin_of(number, blocks * CREW, (int)p.columns, each);
     int last = begin_of(number + 1, blocks * CREW, (int)p.columns, each);
+    const Aside<TYPE> aside(all_terms);
+    bool few = each + ((int)p.columns > each * blocks * CREW) <= P::ROWS;
     int tiles = (last - first + TILE - 1) / TILE;
     int height = tiles > 1 ? (int)((unsigned)(last - first + tiles - 1) / (unsigned)tiles) : last - first;  // of a tile
     // What is sent for next.
@@ -163,11 +225,26 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int each, 
         }
         copies_close();
     };
-    Eights eights(p, (int)threadIdx.x, 32 * CREW);
+    after_others();
+    if (warp < CREW) {
+        Eights eights(p, (int)threadIdx.x, 32 * CREW);
 #pragma unroll 1
-    for (int s = 0; s < P::DEPTH - 1; ++s) send(s);
-    code_pairs<TYPE>(p, eights, codes, scales);
+        for (int s = 0; s < P::DEPTH - 1; ++s) send(s);
+        if (units * 4 <= 32 * CREW) code_pairs<TYPE, 1>(p, eights, codes, scales);
+        else code_pairs<TYPE, 2>(p, eights, codes, scales);
+    } else if (lane == 0 && few) {
+        aside.begin();
+    }
     __syncthreads();
+    if (warp == CREW) {
+        if (!few) return;
+        float one[1] = {aside.add(units)};
+        number = (int)blockIdx.x * CREW + lane / P::ROWS;
+        int row = begin_of(number, blocks * CREW, (int)p.columns, each) + lane % P::ROWS;
+        bool mine = lane < aside.ROWS && row < begin_of(number + 1, blocks * CREW, (int)p.columns, each);
+        if (mine) store(p.out, row, one, (int)p.kind);
+        return;
+    }
     unsigned x[P::STREAMS][P::WORDS], lack[P::UNITS];
     float d[P::UNITS], sum = 0.0f;
     int mine = 0;
@@ -196,12 +273,12 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int each, 
 #pragma unroll
         for (int k = 0; k < P::ROWS; ++k) words_of_lane<TYPE>(w[k], held + k * P::PIECE);
     };
-    auto meet_slot = [&](const unsigned (&w)[P::ROWS][P::WORDS], int r) {
+    auto meet_slot = [&](const unsigned (&w)[P::ROWS][P::WORDS], float* to) {
 #pragma unroll
         for (int k = 0; k < P::ROWS; ++k) {
             float term[P::UNITS];
             meet_pair<TYPE>(term, w[k], x, d, lack);
-            *(uint2*)(terms + (r + k) * P::PITCH + lane * P::UNITS) = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
+            *(uint2*)(to + k * P::PITCH + lane * P::UNITS) = {(unsigned)vt_bits(term[0]), (unsigned)vt_bits(term[1])};
         }
     };
     auto add_four = [&](const float* from) {
@@ -217,25 +294,22 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int each, 
         for (; i + 4 <= count; i += 4) add_four(from + i);
         for (; i < count; ++i) sum = sum + from[i];
     };
-    if (height <= P::ROWS && tiles == 1) {
-        // A slot a chunk: terms of one are added while those of the next are made, which would take as long again.
-        // Before the first they are zeros, which leave the sum at +0.
-        const float* from = terms + (lane % P::ROWS) * P::PITCH;
-        for (int i = lane; i < P::ROWS * P::PITCH; i += 32) terms[P::ROWS * P::PITCH + i] = 0.0f;
-        int count = 0;
+    if (few) {
+        int buffer = 0;
+        unsigned parity = 1;
 #pragma unroll 1
         for (int c = 0; c < chunks; ++c) {
             unsigned w[P::ROWS][P::WORDS];
-            count = begin_chunk(c);
+            begin_chunk(c);
             take_slot(w);
-#pragma unroll
-            for (int i = 0; i < 32 * P::UNITS; i += 4) add_four(from + (~c & 1) * P::ROWS * P::PITCH + i);
-            meet_slot(w, (c & 1) * P::ROWS);
+            phase_over(aside.empty + buffer, parity);
+            meet_slot(w, aside.terms + buffer * aside.SIZE + warp * P::ROWS * P::PITCH);
+            arrive(aside.full + buffer);
+            if (++buffer == aside.DEEP) {
+                buffer = 0;
+                parity ^= 1;
+            }
         }
-        warp_meets();
-        add_up_to(from + (~chunks & 1) * P::ROWS * P::PITCH, count);
-        float one[1] = {sum};
-        if (lane < last - first) store(p.out, first + lane, one, (int)p.kind);
         return;
     }
     for (int t = 0; t < tiles; ++t) {
@@ -246,7 +320,7 @@ template <int TYPE> VT_MEMBER void in_pairs(const Row& p, int blocks, int each, 
             for (int r = 0; r < rows; r += P::ROWS) {
                 unsigned w[P::ROWS][P::WORDS];
                 take_slot(w);
-                meet_slot(w, r);
+                meet_slot(w, terms + r * P::PITCH);
             }
             warp_meets();
             if (lane < rows) add_up_to(terms + lane * P::PITCH, count);

@@ -44,19 +44,19 @@ VT_FN void before_copies() {}
 #else
 
 namespace emulation {
-struct Phases { unsigned short left, arrivals; unsigned phase; };
+struct RingPhases { unsigned short left, arrivals; unsigned phase; };
 inline std::vector<Copy> coming[SHARED / 8];
 inline std::vector<Copy>& copies_of(u64* barrier) { return coming[((u8*)barrier - shared) / 8]; }
 }  // namespace emulation
 
 static inline void phases_begin(u64* barrier, int arrivals) {
-    emulation::Phases phases = {(unsigned short)arrivals, (unsigned short)arrivals, 0};
+    emulation::RingPhases phases = {(unsigned short)arrivals, (unsigned short)arrivals, 0};
     std::memcpy(barrier, &phases, 8);
     emulation::copies_of(barrier).clear();
 }
 static inline void phases_seen() {}
 static inline void arrive(u64* barrier) {
-    auto phases = (emulation::Phases*)barrier;
+    auto phases = (emulation::RingPhases*)barrier;
     ++emulation::progress;
     if (--phases->left) return;
     phases->left = phases->arrivals;
@@ -67,7 +67,7 @@ static inline void stretch(void* to, const void* from, int bytes, u64* barrier) 
 }
 // Bytes come as late as a wait allows, and the last that were sent for first.
 static inline void phase_over(u64* barrier, unsigned parity) {
-    auto phases = (emulation::Phases*)barrier;
+    auto phases = (emulation::RingPhases*)barrier;
     while (phases->phase == parity) emulation::change(emulation::running->context, emulation::scheduler);
     auto& copies = emulation::copies_of(barrier);
     for (size_t i = copies.size(); i-- > 0;) std::memcpy(copies[i].to, copies[i].from, copies[i].size);

@@ -182,6 +182,22 @@ static inline void multiply_unsigned(int (&c)[4], const unsigned (&a)[4], unsign
 }
 #endif
 
+// n / x for x from 2^-100 to 2^100 and n that is 1 or like them: a division as it is compiled, without asking where x lies.
+#ifdef __CUDACC__
+VT_FN float quotient_of(float n, float x) {
+    float y, q;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    y = __fmaf_rn(y, __fmaf_rn(-x, y, 1.0f), y);
+    q = n * y;
+    q = __fmaf_rn(__fmaf_rn(-x, q, n), y, q);
+    return __fmaf_rn(__fmaf_rn(-x, q, n), y, q);
+}
+#else
+static inline float quotient_of(float n, float x) { return n / x; }
+#endif
+// Whether a size is none of those, or NaN.
+VT_FN bool far_off(unsigned size) { return size - 0x0d800000u >= 0x71800000u - 0x0d800000u; }
+
 // codes_256 as two words a lane, or all of them and their scale with the other sign, which no product sees. Where no
 // value is NaN or infinite and the largest no smaller than 2^-120, products of the inverse are at most 127 when rounded:
 // their nearest integer is left in the lowest bits of 1.5 * 2^23 and them.
@@ -205,4 +221,40 @@ VT_FN Words words_256(const float (&x)[8]) {
     for (int i = 0; i < 8; ++i) near[i] = (unsigned)vt_bits(inverse * x[i] + 12582912.0f);
     return {1.0f / inverse, permute(permute(near[0], near[1], 0x0040), permute(near[2], near[3], 0x0040), 0x5410),
             permute(permute(near[4], near[5], 0x0040), permute(near[6], near[7], 0x0040), 0x5410)};
+}
+
+// codes_32 of N blocks at once, and four lanes' totals.
+template <int N> VT_FN void words_32(Codes (&c)[N], const float (&x)[N][8]) {
+    float peak[N];
+    bool far = false;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        peak[n] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) peak[n] = larger(peak[n], vt_abs(x[n][i]));
+#pragma unroll
+        for (int m = 1; m <= 2; m *= 2) peak[n] = larger(peak[n], __shfl_xor_sync(ALL, peak[n], m));
+        far |= far_off((unsigned)vt_bits(peak[n]));
+    }
+    if (__builtin_expect(__any_sync(ALL, far), 0)) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) c[n] = codes_32(x[n]);
+    } else {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            c[n].d = quotient_of(peak[n], 127.0f);
+            float inverse = quotient_of(1.0f, c[n].d);
+            c[n].total = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                c[n].code[i] = nearest_away(x[n][i] * inverse);
+                c[n].total += c[n].code[i];
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int m = 1; m <= 2; m *= 2) c[n].total += __shfl_xor_sync(ALL, c[n].total, m);
+    }
 }

@@ -2,55 +2,16 @@
 //
 // Senders bring bytes by the copy engine: a slot of a ring is sixteen rows by up to sixteen blocks, neighbours in the
 // order of tiles and, within a tile, of blocks, so that a slot may end one tile and begin another: two stretches of a
-// row. They send for the first slots before anybody else has begun, and for the others once the row of a is coded.
-// Sixteen warps code that row first; then they take a slot's blocks, one at a time on the tensor cores where sums run
-// in eight lanes (ggml_meet.cuh), else four (ggml_whole.cuh), and leave their terms where the block was, or beside the
-// ring. Adders add terms in the order of blocks and hand the slot back. Nobody waits for a neighbour, but for bytes,
+// row. They send for the first slots before anybody else has begun, and for the others once the row of a is coded: loads
+// of it would wait for all that. Sixteen warps code that row first; then they take a slot's blocks, one at a time on the tensor cores where sums run in eight
+// lanes (ggml_meet.cuh), else four (ggml_whole.cuh), and leave their terms where the block was, or beside
+// the ring. Adders add terms in the order of blocks and hand the slot back. Nobody waits for a neighbour, but for bytes,
 // for terms or for a slot.
 #pragma once
-#include "ggml_ring.cuh"
+#include "early.cuh"
+#include "ggml_meet.cuh"
+#include "ggml_share.cuh"
 #include "ggml_whole.cuh"
-
-constexpr int MOST_SLOTS = 12;           // slots of a ring at most
-constexpr int SENDERS = 4, ADDERS = 4;  // warps that send for a slot and add its terms, rows by rows
-
-template <int TYPE> struct Tiles {
-    static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
-    static constexpr bool ALIGNED = BYTES % 16 == 0;
-    static constexpr int ADD = SUMS == 8 ? ADDERS : 1;  // warps that add
-    // Blocks of each row in a slot: where the last slot's products would take long, half as many.
-    static constexpr int ITEMS = TYPE == Q6_K ? 8 : 16;
-    static constexpr int AT_ONCE = SUMS == 1 ? 4 : 1;  // blocks of sixteen rows that a warp has
-    static constexpr int MATES = ITEMS / AT_ONCE, TEAMS = CREW / MATES;  // MATES: warps of a slot
-    static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
-    static constexpr bool LANE_SUMS = TYPE == Q3_K;               // sums of the activations by lanes, not by units
-    static constexpr bool PAIRED = ALIGNED || LANE_SUMS;          // lane t has words 2 t and 2 t + 1, else t and t + 4
-    static constexpr int A_SUMS = LANE_SUMS ? 8 : MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
-    static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
-    // From row to row of a slot: rows' words of one number meet in no bank.
-    static constexpr int PITCH = ALIGNED ? ITEMS * BYTES + 32 : 16 * ((ITEMS * BYTES + 80) / 16 | 1);
-    static constexpr int SLOT = 16 * PITCH;
-    static constexpr int CODES = SUMS == 1 ? 272 : 256;  // from block to block of the row of a: four meet in no bank
-
-    // Where the stretch begins that has blocks from number `item` of a slot on: the 16 bytes that its first one is in.
-    static VT_MEMBER int start_of(int item) {
-        return ALIGNED ? item * BYTES : (item * BYTES + 15 & ~15) + (item ? 32 : 0);
-    }
-    // Where a row leaves its eight terms of block `item`, and that of its minimums after them: within that block.
-    static VT_MEMBER int terms_of(int item) { return ALIGNED ? item * BYTES : item * BYTES + 64 + 15 & ~15; }
-};
-
-// What the warps of a block share: rows [first, last) of the weight, whose `all` blocks of tiles are in
-// slots of `per` each but for the last, and memory: barriers of the ring's slots, terms of blocks with one sum, the
-// ring, and the row of a.
-struct Share {
-    int blocks, first, last, per, all, slots;
-    u64 *full, *done, *empty;
-    float* ones;
-    u8 *ring, *codes;
-    unsigned short* sums;
-    float* scales;
-};
 
 // The row's codes, of each block its scale, and the sums of its units or of their halves, or by lanes.
 template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
@@ -62,10 +23,17 @@ template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
         eights.next(x);
         Words c = words_256(x);
         u8* codes = w.codes + block * T::CODES;
-        u8* to = codes + (unit >> 1) * 64 + (unit & 1) * 8;
+        u8* to = codes + (unit >> 1) * (T::CODES / 4) + (unit & 1) * 8;
         if constexpr (T::SUMS == 1) {
             *(uint2*)(codes + lane * 8) = {c.low, c.high};
-        } else if constexpr (T::PAIRED) {
+        } else if constexpr (TYPE == Q3_K) {  // words as lanes have them (ggml_meet.cuh), four times, byte by byte
+            to += (part >> 1) * 32 + ((part ^ part >> 1) & 1) * 4;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                *(unsigned*)(to + 64 * k) = c.low & 0xffu << 8 * k;
+                *(unsigned*)(to + 64 * k + 16) = c.high & 0xffu << 8 * k;
+            }
+        } else if constexpr (T::ALIGNED) {
             *(uint2*)(to + part * 16) = {c.low, c.high};
         } else {
             unsigned* words = (unsigned*)(to + (part & 1) * 32 + (part >> 1) * 4);
@@ -155,7 +123,9 @@ template <int TYPE> VT_MEMBER void send_for(const Row& p, const Share& w, Sent& 
 template <int TYPE> VT_MEMBER void add_up(const Row& p, const Share& w) {
     using T = Tiles<TYPE>;
     constexpr bool EIGHT = T::SUMS == 8;
-    int lane = threadIdx.x & 31, row = EIGHT ? ((int)threadIdx.x / 32 - CREW - SENDERS) * 4 + lane / 8 : lane & 15;
+    int lane = threadIdx.x & 31, adder = (int)threadIdx.x / 32 - CREW - SENDERS;
+    // A warp's four rows, whose terms meet in no bank: neighbours, or every other one.
+    int row = !EIGHT ? lane & 15 : T::ALIGNED ? adder * 4 + lane / 8 : adder / 2 * 8 + adder % 2 + lane / 8 * 2;
     int slot = 0, left = w.all, block = 0, top = w.first, own = EIGHT ? lane % 8 * 4 : 0;
     unsigned parity = 0;
     float sum = 0.0f, low = 0.0f, ready = 0.0f, ready_low = 0.0f;
@@ -230,6 +200,7 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
     using T = Tiles<TYPE>;
     int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     int item = warp % T::MATES, slot = warp / T::MATES;
+    if (!T::ALIGNED && T::SUMS == 8) item ^= warp >> 2 & 1;  // blocks at odd halves of words take longer: two a scheduler
     if constexpr (T::SUMS == 1) {
         item = 4 * item + (lane >> 3);
         g = lane & 7;
@@ -260,6 +231,9 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
 #pragma unroll
             for (int k = 0; k < 2; ++k) mine[k] = held + within[k];
             const u8* codes = w.codes + at.block * T::CODES;
+            if constexpr (TYPE == Q3_K) {  // even words of the activations have lanes 0 to 3, as columns g: others see zeros
+                codes = (g < 4) == ((t & 1) == 0) ? codes + (g & 3) * 64 + t * 16 : w.codes + w.blocks * T::CODES;
+            }
             const unsigned short* sums = w.sums + at.block * T::A_SUMS;
             if constexpr (T::SUMS == 8) {
                 int total[4];
@@ -295,6 +269,7 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
 template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, int slots) {
     using T = Tiles<TYPE>;
     VT_SHARED(memory);
+    others_may_start();
     int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     Share w;
     w.blocks = (int)(p.depth / 256);
@@ -305,7 +280,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, in
     w.ones = (float*)(memory + 24 * MOST_SLOTS);
     w.ring = (u8*)w.ones + (T::SUMS == 1 ? slots * T::ITEMS * 64 : 0);
     w.codes = w.ring + slots * T::SLOT;
-    w.sums = (unsigned short*)(w.codes + w.blocks * T::CODES);
+    w.sums = (unsigned short*)(w.codes + w.blocks * T::CODES + T::NOTHING);
     w.scales = (float*)(w.sums + w.blocks * T::A_SUMS);
     w.first = begin_of((int)blockIdx.x, grid, (int)p.columns, each);
     w.last = begin_of((int)blockIdx.x + 1, grid, (int)p.columns, each);
@@ -314,8 +289,10 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, in
     w.all = (w.last - w.first + 15) / 16 * w.blocks;
     Sent sent = {{0, 0}, 0, w.all, 1};
     if (warp < CREW) {
+        after_others();
         Eights eights(p, (int)threadIdx.x, 32 * CREW);
         code_tiles<TYPE>(w, eights);
+        for (int i = (int)threadIdx.x; i < T::NOTHING / 4; i += 32 * CREW) ((unsigned*)w.sums)[-1 - i] = 0;
     } else if (warp < CREW + SENDERS) {
         if (lane == 0) {  // a warp a barrier: to begin one takes long
 #pragma unroll 1
@@ -323,6 +300,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, in
             phases_seen();
         }
         team_meets(1, 32 * SENDERS);
+        after_others();
         send_for<TYPE>(p, w, sent, w.blocks > CREW ? 2 : 1, false);  // any more would keep loads of a waiting
     } else if (warp < CREW + SENDERS + T::ADD) {
         if (lane == 0) {
@@ -333,6 +311,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, in
             }
             phases_seen();
         }
+        after_others();
     }
     __syncthreads();
     if (warp < CREW) meet_up<TYPE>(p, w);

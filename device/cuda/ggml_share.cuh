@@ -1,0 +1,45 @@
+// What the warps of a block share where blocks of 256 of the weight come in slots of a ring (ggml_tiles.cuh).
+#pragma once
+#include "ggml_ring.cuh"
+
+constexpr int MOST_SLOTS = 12;           // slots of a ring at most
+constexpr int SENDERS = 4, ADDERS = 4;  // warps that send for a slot and add its terms, rows by rows
+
+template <int TYPE> struct Tiles {
+    static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
+    static constexpr bool ALIGNED = BYTES % 16 == 0;
+    static constexpr int ADD = SUMS == 8 ? ADDERS : 1;  // warps that add
+    // Blocks of each row in a slot: where the last slot's products would take long, half as many.
+    static constexpr int ITEMS = TYPE == Q6_K ? 8 : 16;
+    static constexpr int AT_ONCE = SUMS == 1 ? 4 : 1;  // blocks of sixteen rows that a warp has
+    static constexpr int MATES = ITEMS / AT_ONCE, TEAMS = CREW / MATES;  // MATES: warps of a slot
+    static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
+    static constexpr bool LANE_SUMS = TYPE == Q3_K;               // sums of the activations by lanes, not by units
+    static constexpr int A_SUMS = LANE_SUMS ? 8 : MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
+    static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
+    // From row to row of a slot: rows' words of one number meet in no bank.
+    static constexpr int PITCH = ALIGNED ? ITEMS * BYTES + 32 : 16 * ((ITEMS * BYTES + 80) / 16 | 1);
+    static constexpr int SLOT = 16 * PITCH;
+    // From block to block of the row of a: four meet in no bank. Of Q3_K each word stands there four times, with one byte
+    // each and zeros, and after all blocks there are more of these.
+    static constexpr int CODES = SUMS == 1 ? 272 : TYPE == Q3_K ? 1024 : 256, NOTHING = TYPE == Q3_K ? 1024 : 0;
+
+    // Where the stretch begins that has blocks from number `item` of a slot on: the 16 bytes that its first one is in.
+    static VT_MEMBER int start_of(int item) {
+        return ALIGNED ? item * BYTES : (item * BYTES + 15 & ~15) + (item ? 32 : 0);
+    }
+    // Where a row leaves its eight terms of block `item`, and that of its minimums after them: within that block.
+    static VT_MEMBER int terms_of(int item) { return ALIGNED ? item * BYTES : item * BYTES + 64 + 15 & ~15; }
+};
+
+// What the warps of a block share: rows [first, last) of the weight, whose `all` blocks of tiles are in
+// slots of `per` each but for the last, and memory: barriers of the ring's slots, terms of blocks with one sum, the
+// ring, and the row of a.
+struct Share {
+    int blocks, first, last, per, all, slots;
+    u64 *full, *done, *empty;
+    float* ones;
+    u8 *ring, *codes;
+    unsigned short* sums;
+    float* scales;
+};
