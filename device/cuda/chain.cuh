@@ -10,7 +10,9 @@
 // 3. block4 reads what all rows share when it needs it: held from the start it would cost registers, and with them rows
 //    under way. *_few4, for few rows: it is sent for with the row, whose latency hides its own.
 //    *_half5, for many rows of 2048 to 5120 of which more is found than a sum: 128 threads find it in less time than 256.
-//    *_teams2, for many narrow rows with a gate: two rows a team, whose roots two lanes find.
+//    *_alone5: norms of one operand whose rows are quantised, as our own ops do it (alone_rows.cuh), 33 us instead of 36 for
+//    8192 x 5120. *_teams4, for many narrow rows with a gate: four rows a team, whose roots four lanes find, 65 us
+//    instead of 75 for 8192 x 48 x 128.
 // 4. *_v8, *_v1: chains without a reduction over the row, on a grid of rows and columns. *_shared: of groups, whose lanes
 //    find scales for each other.
 // 5. Products with SiLU or a sigmoid: what the fast functions leave open is decided in one loop for all that a thread holds,
@@ -18,6 +20,7 @@
 //    registers, it took a tenth longer.
 // 6. chain_fp4.cuh: chains into NVFP4.
 #pragma once
+#include "alone_rows.cuh"
 #include "bf16_quotients.cuh"
 #include "e4m3.cuh"
 #include "silu_guess.cuh"
@@ -76,23 +79,37 @@ template <int V> VT_FN void bf16_quotients(float (&q)[V], const float (&x)[V], f
     Quotients(scale).divide(q, x);
 }
 
+// The least of a thread's gates, as numbers or as they lie in memory, for `Middles`; NaN are passed over.
+VT_FN float least_of(const float (&g)[8]) {
+    float least = VT_INF;
+    EACH(j, 8) least = fminf(least, g[j]);
+    return least;
+}
+VT_FN float least_of(const Raw<8>& raw) { return least_of_bf16(raw); }
+VT_FN float least_of(const float (&)[1]) { return 0.0f; }
+VT_FN float least_of(const Raw<1>&) { return 0.0f; }
+template <int TURNS, class G> VT_FN float least_of_turns(const G (&gates)[TURNS]) {
+    float least = VT_INF;
+    EACH(t, TURNS) least = fminf(least, least_of(gates[t]));
+    return least;
+}
+
 // gate_products of bfloat16 results, one by one as ever.
 template <bool SILU> VT_FN void gated(float (&out)[1], const float (&g)[1], const float (&u)[1], int act_kind) {
     gate_products<SILU>(out, g, u, act_kind, BF16);
 }
 // Eight products, and which of them are open: bits of those that MIRROR's functions have to decide.
 template <bool SILU>
-VT_FN unsigned guessed(float (&out)[8], const float (&g)[8], const float (&u)[8], int act_kind) {
+VT_FN unsigned guessed(float (&out)[8], const float (&g)[8], const float (&u)[8], int act_kind, Middles& middles) {
     const bool rounded = act_kind == BF16;
     float decided[8];
-    unsigned most = 0, left = 0;  // of negative numbers the least has the largest bits
-    EACH(j, 8) most = larger(most, (unsigned)vt_bits(g[j]));
-    Middles middles(most >> 31 ? vt_float((int)most) : 0.0f);
+    unsigned left = 0;
+    middles.nearest = 0xffffffffu;
     EACH(j, 8) {
         const float act = fast_act<SILU>(g[j]);
         out[j] = (rounded ? through(act, BF16) : act) * u[j];
         decided[j] = rounded ? act : out[j];
-        middles.see(decided[j]);
+        if (j & 1) middles.see(decided[j - 1], decided[j]);
     }
     if (middles.any())
         EACH(j, 8)
@@ -102,20 +119,19 @@ VT_FN unsigned guessed(float (&out)[8], const float (&g)[8], const float (&u)[8]
 // Of all turns, so that what has to be computed as MIRROR does is so together, in one loop. pick(t, j, g, u): element j of
 // turn t once more; a choice among registers would take as long as the polynomial.
 template <bool SILU, int TURNS, int V, class P>
-VT_FN void gated(float (&out)[TURNS][V], const float (&g)[TURNS][V], const float (&u)[TURNS][V], int act_kind, P&& pick) {
+VT_FN void gated(float (&out)[TURNS][V], const float (&g)[TURNS][V], const float (&u)[TURNS][V], int act_kind, float least,
+                 P&& pick) {
     if constexpr (V == 1) {
         EACH(t, TURNS) gated<SILU>(out[t], g[t], u[t], act_kind);
     } else {
         const bool rounded = act_kind == BF16;
         float decided[TURNS][V];
-        unsigned most = 0;  // of negative numbers the least has the largest bits
-        EACH(t, TURNS) EACH(j, V) most = larger(most, (unsigned)vt_bits(g[t][j]));
-        Middles middles(most >> 31 ? vt_float((int)most) : 0.0f);
+        Middles middles(least);
         EACH(t, TURNS) EACH(j, V) {
             const float act = fast_act<SILU>(g[t][j]);
             out[t][j] = (rounded ? through(act, BF16) : act) * u[t][j];
             decided[t][j] = rounded ? act : out[t][j];
-            middles.see(decided[t][j]);
+            if (j & 1) middles.see(decided[t][j - 1], decided[t][j]);
         }
         if (!middles.any()) return;
         unsigned left = 0;
@@ -176,9 +192,10 @@ template <int TURNS> VT_FN void add_squares_in_turn(float (&partials)[2], const 
 
 // What a frame is not unless it says so: blocks of 16 are PAIRS of turns, a thread for all that is stored (PADS), a thread
 // takes row after row (STREAMS), lanes find what belongs to a group for one turn each (SHARES), turns that are outside of a row need not
-// be computed (SKIPS), a grid has rows and columns (MAPS).
+// be computed (SKIPS), a grid has rows and columns (MAPS), all turns' columns are the first one's (ALIKE).
 struct Frame {
     static constexpr bool PAIRS = false, PADS = false, STREAMS = false, SHARES = false, SKIPS = false, MAPS = false;
+    static constexpr bool ALIKE = false;
     VT_MEMBER void go() {}
     // How far turn t's row is from the frame's, in steps of `step`, and what is known of it.
     VT_MEMBER i64 down(int, i64) const { return 0; }
@@ -243,7 +260,7 @@ struct LanesFrame : Frame {
 // for each of them (teams.cuh).
 template <int ROWS> struct TeamsFrame : Frame {
     static constexpr int V = 8, TURNS = ROWS;
-    static constexpr bool EARLY = true;
+    static constexpr bool EARLY = true, ALIKE = true;
     Team team;
     i64 row;
     int here;
@@ -254,7 +271,14 @@ template <int ROWS> struct TeamsFrame : Frame {
     }
     VT_MEMBER bool inside(int t) const { return t < here; }
     VT_MEMBER i64 at(int) const { return team.place * 8; }
-    VT_MEMBER i64 down(int t, i64 step) const { return t * step; }
+    // Not to be made a product of the row's number, which would be one of 64 bits for each turn.
+    VT_MEMBER i64 down(int t, i64 step) const {
+        i64 steps = t * step;
+#ifdef __CUDACC__
+        asm("" : "+l"(steps));
+#endif
+        return steps;
+    }
     VT_MEMBER float of(float x, int t) const { return from_lane(x, team.begin + t); }
     VT_MEMBER float sum(const float (&x)[TURNS][8], int) const {
         float partials[TURNS] = {};

@@ -65,7 +65,7 @@ template <int D, bool SILU> VT_FN void gated_teams(const Gated& of, float eps, c
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             y[j] = fast_act<SILU>(z[j]) * (v[j] * inverse[d] * w[j]);
-            middles.see(y[j]);
+            if (j & 1) middles.see(y[j - 1], y[j]);
         }
         if (middles.any()) {
 #pragma unroll

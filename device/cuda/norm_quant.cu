@@ -8,7 +8,7 @@
 //    many threads find the row's root and scale, and no warp idles. With a residual it takes too many registers.
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
 // 4. silu_codes.cuh: no row has to be known whole.
-#include "bf16_quotients.cuh"
+#include "alone_rows.cuh"
 #include "gated_codes.cuh"
 #include "rows.cuh"
 #include "silu_codes.cuh"
@@ -215,22 +215,6 @@ template <int MODE, int G, bool EARLY> VT_FN void quant_block(float eps, const N
                              [&](unsigned top) { return largest_of_block(top, tops); });
 }
 
-// A thread's two partials of a row joined over a block of 128 in the tree's order, with little more to do than for one: half
-// of each warp's lanes join the first ones, half the second. `warps` as for tree_of_block.
-VT_FN float tree_of_halves(float low, float high, float* warps) {
-    const int lane = threadIdx.x & 31;
-    const bool upper = lane & 16;
-    float joined = (upper ? high : low) + other_lane(upper ? low : high, 16);
-#pragma unroll
-    for (int m = 8; m >= 1; m >>= 1) joined += other_lane(joined, m);
-    if ((lane & 15) == 0) warps[(lane >> 2) + (threadIdx.x >> 5)] = joined;
-    __syncthreads();
-    float s[8];
-#pragma unroll
-    for (int w = 0; w < 8; ++w) s[w] = warps[w];
-    return tree_of_eight(s);
-}
-
 // The largest of five vectors' groups, 16 or 32 lanes wide, two groups to a word: lanes part with what others join, so
 // that five exchanges serve all. Each lane is left with that of group `own`.
 struct FiveScales {
@@ -266,106 +250,48 @@ struct FiveScales {
     VT_MEMBER int lane_of(int g) const { return base + (g & 4 ? 4 : g & 2 ? 8 : 0) + (g & 1); }
 };
 
-// A thread's two partials of a row of bfloat16: vectors in turn. Their squares are exact in float32 unless they are tiny,
-// and then they change no sum that is not: a fused sum is the same from a first square on that is not tiny.
-template <int G> VT_FN void add_in_turn(float (&partials)[2], const Raw<8> (&y)[G]) {
-    const float a = widen_bf16(y[0].a.x & 0xffffu), b = widen_bf16(y[1].a.x & 0xffffu);
-    const bool fused = a * a > 0x1p-100f && b * b > 0x1p-100f;
-    float v[8];
-    if (fused) {
-#pragma unroll
-        for (int g = 0; g < G; ++g) {
-            widen(v, y[g], BF16);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) partials[g & 1] = vt_fma(v[j], v[j], partials[g & 1]);
-        }
-    } else {
-#pragma unroll
-        for (int g = 0; g < G; ++g) {
-            widen(v, y[g], BF16);
-            add_squares(partials[g & 1], v);
-        }
-    }
-}
-
-// A row a block of 128 threads, without a residual, into codes of e4m3: G vectors a thread, what lies beyond the width is
-// zero all along.
+// A row a block of 128 threads, without a residual, into codes of e4m3.
 template <int MODE, int G> VT_FN void alone_row(float eps, const Normed& norm, const Quantised& quant) {
-    constexpr int SPAN = TREE_SPAN / 2;
-    __shared__ float warps[8];
-    __shared__ unsigned tops[4];
     const i64 row = blockIdx.x;
     const int width = (int)norm.width, first = threadIdx.x * 8;
     const TokenCodes& codes = quant.codes;
-    Raw<8> y[G], weights[G];
-    float v[8], q[8], partials[2] = {};
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-        y[g] = {};
-        if (first + g * SPAN < width) y[g] = fetch<8>(norm.x, row * norm.x_stride + first + g * SPAN, BF16);
-    }
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-        weights[g] = {};
-        if (first + g * SPAN < width) weights[g] = fetch<8>(norm.weight, first + g * SPAN, BF16);
-    }
-    add_in_turn(partials, y);
-    const float root = inverse_root(tree_of_halves(partials[0], partials[1], warps), (float)width, eps);
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-        widen(v, y[g], BF16);
-        y[g] = norm.weighted(v, weights[g], root);
-    }
-    auto each = [&](auto&& quotients) {
-#pragma unroll
-        for (int g = 0; g < G; ++g) {
-            if (first + g * SPAN >= width) continue;
-            widen(v, y[g], BF16);
-            quotients(g);
-            store_e4m3(codes.out, row * width + first + g * SPAN, q, codes.nan);
-        }
+    Raw<8> y[G];
+    auto root = [&](float total) { return inverse_root(total, (float)width, eps); };
+    auto normed = [&](const Raw<8>& x, const Raw<8>& weights, float inverse) {
+        float v[8];
+        widen(v, x, BF16);
+        return norm.weighted(v, weights, inverse);
     };
+    auto put = [&](auto&& quotients) { alone_codes(y, codes.out, row * width, width, codes.nan, quotients); };
+    alone_normed(y, norm.x, row * norm.x_stride, width, norm.weight, root, normed);
     if (MODE == STATIC) {
         const float inverse = 1.0f / quant.scale[0];
-        each([&](int) { products(q, v, inverse); });
+        put([&](float (&q)[8], const float (&v)[8], int) { products(q, v, inverse); });
     } else if (MODE == TOKEN) {
-        unsigned pair = 0;
-        if (codes.keeps_nan()) {
-#pragma unroll
-            for (int g = 0; g < G; ++g) pair = larger_pair<true>(pair, largest_pair<true>(y[g].a));
-        } else {
-#pragma unroll
-            for (int g = 0; g < G; ++g) pair = larger_pair<false>(pair, largest_pair<false>(y[g].a));
-        }
-        const unsigned top = largest_of_block(larger(pair << 16, pair & 0xffff0000u), tops);
-        const float scale = codes.scale(top);
+        const float scale = codes.scale(codes.keeps_nan() ? alone_largest<true>(y) : alone_largest<false>(y));
         if (threadIdx.x == 0) codes.scales[row] = scale;
         if (codes.rule == VLLM_NATIVE) {
             const float inverse = 1.0f / scale;
-            each([&](int) { products(q, v, inverse); });
+            put([&](float (&q)[8], const float (&v)[8], int) { products(q, v, inverse); });
         } else {
             const Quotients by(scale);
-            each([&](int) { by.divide(q, v); });
+            put([&](float (&q)[8], const float (&v)[8], int) { by.divide(q, v); });
         }
     } else {
         const FiveScales found(y, quant.group_shift);
         const float scale = floored_scale(found.top, codes.scale_ub, nullptr);
         const int shift = quant.group_shift, within = first & ((8 << shift) - 1);
-        const int start = first - within + found.own * SPAN;
+        const int start = first - within + found.own * ALONE_SPAN;
         if (found.first && start < width)
             codes.scales[row * quant.row_step + (start >> (3 + shift)) * quant.group_step] = scale;
         const Quotients own(scale);
         const bool large = __any_sync(FULL_WARP, own.large);
-#pragma unroll
-        for (int g = 0; g < G; ++g) {
+        alone_codes(y, codes.out, row * width, width, codes.nan, [&](float (&q)[8], const float (&v)[8], int g) {
             const int from = found.lane_of(g);
             Quotients by(__shfl_sync(FULL_WARP, own.inverse, from), __shfl_sync(FULL_WARP, own.low, from));
             if (large) by = Quotients(__shfl_sync(FULL_WARP, scale, from));
-            if (first + g * SPAN >= width) continue;
-            widen(v, y[g], BF16);
             by.divide(q, v);
-            store_e4m3(codes.out, row * width + first + g * SPAN, q, codes.nan);
-        }
+        });
     }
 }
 

@@ -127,7 +127,7 @@ VT_FN void silu_vectors(i64 rows, i64 per_row, const void* x, const float* scale
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 y[j] = fast_act<true>(g[j]);
-                middles.see(y[j]);
+                if (j & 1) middles.see(y[j - 1], y[j]);
             }
             made = narrow(y, BF16).a;
             made = {product_pair(made.x, raw.up[d].a.x), product_pair(made.y, raw.up[d].a.y),
@@ -138,7 +138,7 @@ VT_FN void silu_vectors(i64 rows, i64 per_row, const void* x, const float* scale
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 y[j] = fast_act<true>(g[j]) * u[j];
-                middles.see(y[j]);
+                if (j & 1) middles.see(y[j - 1], y[j]);
             }
             made = narrow(y, BF16).a;
         }
@@ -252,7 +252,7 @@ template <int D> VT_FN void silu_group_rounded(SILU_GROUP_PARAMETERS, SILU_MAGIC
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             y[j] = fast_act<true>(g[j]) * u[j];
-            middles.see(y[j]);
+            if (j & 1) middles.see(y[j - 1], y[j]);
         }
         if (middles.any() && raw.inside(d)) {
 #pragma unroll

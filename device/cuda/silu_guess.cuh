@@ -39,20 +39,31 @@ VT_FN float least_of_bf16(const Raw<8>& raw) {
 #define LARGEST_GATE -87.0f
 
 // Whether a float32 that is that close to the middle of two bfloat16 is among those seen; `least`: that of the gates.
+// Hopper and later look at the lower halves of two floats' bits at once, in the two halves of a word.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define MIDDLES_BY_PAIRS 1
+#else
+#define MIDDLES_BY_PAIRS 0
+#endif
 struct Middles {
     unsigned start, most, nearest;
 
     VT_MEMBER Middles(float least) : nearest(0xffffffffu) {
-        unsigned near = least > MIDDLING_GATE ? NEAR_MIDDLING : NEAR_LARGE;
-        start = (0x8000u + near) << 16;
+        const unsigned near = least > MIDDLING_GATE ? NEAR_MIDDLING : NEAR_LARGE;
+        start = (0x8000u + near) * (MIDDLES_BY_PAIRS ? 0x10001u : 0x10000u);
         most = least > LARGEST_GATE ? near << 17 : 0xffffffffu;
     }
     // The lower half of x's bits, from the middle on, in the upper half of a word.
-    VT_MEMBER unsigned off(float x) const { return ((unsigned)vt_bits(x) << 16) + start; }
-    VT_MEMBER void see(float x) {
-        unsigned away = off(x);
-        nearest = away < nearest ? away : nearest;
+    VT_MEMBER unsigned off(float x) const { return ((unsigned)vt_bits(x) << 16) + (start & 0xffff0000u); }
+    VT_MEMBER void see(float a, float b) {
+#if MIDDLES_BY_PAIRS
+        asm("{\n.reg .b32 off;\nprmt.b32 off, %1, %2, 0x5410;\nadd.u16x2 off, off, %3;\nmin.u16x2 %0, %0, off;\n}"
+            : "+r"(nearest) : "r"(vt_bits(a)), "r"(vt_bits(b)), "r"(start));
+#else
+        const unsigned one = off(a), two = off(b), less = one < two ? one : two;
+        nearest = less < nearest ? less : nearest;
+#endif
     }
-    VT_MEMBER bool any() const { return nearest <= most; }
+    VT_MEMBER bool any() const { return nearest <= (most | 0xffffu) || (MIDDLES_BY_PAIRS && nearest << 16 <= most); }
     VT_MEMBER bool near(float x) const { return off(x) <= most; }
 };

@@ -60,11 +60,13 @@ class _Printer(Printing):
         for variant, (bounds, frame) in frames(self.program).items():
             yield ""
             yield f'extern "C" __global__ void __launch_bounds__({bounds}) {self.name}_{variant}({parameters}) {{'
-            if "sums" in frame or not frame:
+            if "sums" in frame or variant == "long":
                 yield f"    __shared__ float sums[{2 * count if 'others' in frame else count}];"
             frame = frame.replace("others", f"sums + {count}")
             if variant == "long":
                 yield from self._long()
+            elif variant == "alone5":
+                yield from self._alone(variant.removeprefix("alone"))
             else:
                 yield f"    {self.name}({frame}, {names});"
             yield "}"
@@ -93,7 +95,15 @@ class _Printer(Printing):
                 yield f"    fill_beside(frame, out_{target.slot}, rows, width);"
         if columns:
             yield f"    Raw<V> {', '.join(f'r{n}[TURNS]' for n in columns)};"
-            yield from self._turns(["        if constexpr (F::EARLY) {", *self._loads(columns, "    "), "        }"])
+            alike = [
+                "            if (F::ALIKE && t > 0) {",
+                *(f"                r{n}[t] = r{n}[0];" for n in columns),
+                "                continue;",
+                "            }",
+            ]
+            yield from self._turns(
+                ["        if constexpr (F::EARLY) {", *alike, *self._loads(columns, "    "), "        }"]
+            )
             yield f"    float {', '.join(f'n{n}[TURNS][V]' for n in columns)};"
             yield from self._turns(["        if constexpr (F::STREAMS) {", *map(self._kept, columns), "        }"])
         yield from self.scalars(0, self._reduced, (ONE,))
@@ -145,6 +155,8 @@ class _Printer(Printing):
                 rows = sorted(self.turn_rows)
                 yield from (f"    float k{n}[TURNS];" for n in rows)
                 yield "    unsigned left = 0;"
+                (gates,) = [self.gates(gate).removesuffix(self.where) for _, gate, *_ in self.stages.gated.values()]
+                yield f"    Middles middles(least_of_turns({gates}));"
                 yield from self._turns([*(f"        k{n}[t] = m{n};" for n in rows), *inner])
                 yield from self._again(rows, stage)
             else:
@@ -196,7 +208,8 @@ class _Printer(Printing):
                 yield f"        {name} = picked({x}, t, j);"
         yield "    };"
         out, silu = self.held(number).removesuffix(self.where), "true" if act == "silu" else "false"
-        yield f"    gated<{silu}>({out}, {', '.join(held)}, {kind}, pick{number});"
+        least = f"least_of_turns({self.gates(gate).removesuffix(self.where)})"
+        yield f"    gated<{silu}>({out}, {', '.join(held)}, {kind}, {least}, pick{number});"
 
     def _kept(self, column: int) -> str:
         """What rows share, widened once for all of them."""
@@ -246,6 +259,33 @@ class _Printer(Printing):
         return f"frame.sum({what}, {slot})" if node.op == "sum" else (
             f"frame.max({what}, {literal(float.fromhex(node.data))}, {slot})"
         )  # fmt: skip
+
+    def _alone(self, turns: str) -> Iterator[str]:
+        """A row that is normed and quantised: what is done to its sum, to eight elements, and to its largest size."""
+        norm, token, self.where, self.present = self.stages.normed, self.stages.token, "", frozenset()
+        name, weight = (self.nodes[n].data[0] for n in (norm.x, norm.weight))
+        loads = [norm.x, norm.weight]
+        yield from self.scalars(0, self._reduced, (ONE,))
+        yield "    auto root = [&](float total) {"
+        yield from (f"    {line}" for line in self.scalars(self.stages.stage[norm.total], lambda _: "total", (ROW,)))
+        yield f"        return n{norm.number};"
+        yield "    };"
+        given = ", ".join(f"const Raw<8>& r{n}" for n in loads)
+        yield f"    auto normed = [&]({given}, float n{norm.number}) {{"
+        yield "        constexpr int V = 8;"
+        yield f"        float {', '.join(f'n{n}[V]' for n in loads)};"
+        yield from self.declarations(list(norm.inside), "", "        ")
+        yield from self.compute([*loads, *norm.inside], "true")
+        yield f"        return r{norm.y};"
+        yield "    };"
+        yield "    auto scale_of = [&](unsigned top) {"
+        stage = self.stages.stage[token.top]
+        yield from (f"    {line}" for line in self.scalars(stage, lambda _: "vt_float((int)top)", (ROW,)))
+        yield f"        return {self.ref(token.scale)};"
+        yield "    };"
+        outs = f"out_{token.codes.slot}, out_{token.scales.slot}, {token.codes.nan:#x}u"
+        rows = f"in_{name}, in_{name}_stride, in_{weight}"
+        yield f"    alone_tokens<{turns}>(width, {rows}, root, normed, scale_of, {outs});"
 
     def _long(self) -> Iterator[str]:
         """A row of any width, an element at a time: a loop for each reduction, and one for the results."""

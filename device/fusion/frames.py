@@ -20,6 +20,11 @@ def streams(program: Program) -> bool:
     return blocks(program) and sum(one.extent == ELEMENT for one in program.sources) == 1
 
 
+def alone(program: Program) -> bool:
+    """Whether many rows are normed and quantised as our own ops do it (alone_rows.cuh)."""
+    return Stages("", program).normed is not None
+
+
 def halves(program: Program) -> bool:
     """Whether a row's numbers are more than a sum: then few threads to a row serve many rows best."""
     return bool(program.group) or len(program.reductions) > 1
@@ -36,6 +41,11 @@ def teams(program: Program) -> bool:
     return bool(program.reductions) and not program.group and sums and bool(Stages("", program).gated)
 
 
+def _is_brain(program: Program) -> bool:
+    """Whether all rows are bfloat16: then threads need few registers, and more of them hide what each waits for."""
+    return all(one.dtype == "bfloat16" for one in program.sources if one.extent == ELEMENT)
+
+
 def depth(program: Program) -> int:
     """Groups of eight a thread of the map kernels: two, unless neighbouring groups have to be neighbouring lanes."""
     return 1 if program.group else 2
@@ -49,7 +59,7 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
     if program.reductions:
         found = {"rows": ("128", "LanesFrame(rows, width, (int)shape)")}
         if teams(program):
-            found["teams2"] = "128, 1", "TeamsFrame<2>(rows, width, (int)shape)"
+            found["teams4"] = ("128, 6" if _is_brain(program) else "128, 1"), "TeamsFrame<4>(rows, width, (int)shape)"
         found["block1"] = "256", "BlockFrame<1, true>(width, sums)"
         found["few4"] = "256", "BlockFrame<4, true>(width, sums)"
         found["block4"] = "256", "BlockFrame<4, false>(width, sums)"
@@ -58,15 +68,18 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
         if streams(program):
             for spans, resident in RESIDENT.items():
                 found[f"stream{spans}"] = f"128, {resident}", f"PairsFrame<{spans}, true>(width, shape, sums, others)"
+        elif alone(program):
+            found["alone5"] = "128, 8", ""
         elif halves(program):
             early = "true" if blocks(program) else "false"
             found["half5"] = "128, 1", f"HalfFrame<5, {early}>(width, sums)"
         return found if program.group else found | {"long": ("256", "")}
     if blocks(program):
+        bounds = "128, 9" if _is_brain(program) else "128, 1"
         if any(target.tiled for target in program.targets):
-            many = {"tiles": ("128, 1", "TilesFrame(rows, width, shape)")}
+            many = {"tiles": (bounds, "TilesFrame(rows, width, shape)")}
         else:
-            many = {"v16": ("128, 1", "SixteenFrame(rows, width, shape)")}
+            many = {"v16": (bounds, "SixteenFrame(rows, width, shape)")}
         return {"v8": ("256", "MapFrame<8, 1>(rows, width, shape)")} | many
     found = {"v8": ("256", f"MapFrame<8, {depth(program)}>(rows, width, shape)")}
     if shared(program):
@@ -74,4 +87,4 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
     return found if program.group else found | {"v1": ("256", f"MapFrame<1, {depth(program)}>(rows, width, shape)")}
 
 
-__all__ = ["RESIDENT", "blocks", "depth", "frames", "halves", "shared", "streams", "teams"]
+__all__ = ["RESIDENT", "alone", "blocks", "depth", "frames", "halves", "shared", "streams", "teams"]

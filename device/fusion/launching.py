@@ -18,7 +18,7 @@ from ..launch import MULTIPROCESSORS, as_rows, map_rows, rectangles, results, st
 from ..quant_fp8 import divider
 from ..runtime import current
 from .emit import tag
-from .frames import RESIDENT, blocks, depth, halves, shared, streams, teams
+from .frames import RESIDENT, alone, blocks, depth, halves, shared, streams, teams
 
 _SPAN, _TURNS, _LANES = 2048, 4, 256
 _MAP_BLOCK = 64
@@ -28,7 +28,7 @@ _HALF5, _PAIRS = 5120, 3 * _SPAN
 FEW_ROWS = 264  # two for each multiprocessor of a large GPU
 _FEW_BLOCKS, _FEW_LANES = 256, 1024
 """For each of few rows, blocks of 16 and lanes that are few: two lanes a block serve them best, and a row a team."""
-_TEAM_ROWS, _SHARED_TURNS = 2, 2
+_TEAM_ROWS, _SHARED_TURNS = 4, 2
 _TILE_ROWS, _TILE_BLOCKS = 128, 4
 _MOST_FORMS = 1024
 _MOST_BLOCKS = 1 << 30  # of 16: numbers of 32 bits
@@ -47,6 +47,7 @@ class _Plan:
     reduces: bool
     blocks: bool  # ends in NVFP4's quantiser of bfloat16
     tiled: bool
+    half: str  # the kernel of many rows whose blocks have 128 threads, if there is one
 
 
 class Launcher:
@@ -110,7 +111,8 @@ class Launcher:
         rows, tiled = math.prod(lead), any(target.tiled for target in program.targets)
         if blocks(program) and rows * width >= 16 * _MOST_BLOCKS:
             return None
-        return _Plan(program, kernel, rows, width, forms, width % 8 == 0, reduces, blocks(program), tiled)
+        half = "alone5" if alone(program) else "half5" if halves(program) else ""
+        return _Plan(program, kernel, rows, width, forms, width % 8 == 0, reduces, blocks(program), tiled, half)
 
     def _launch(self, plan: _Plan, wide: bool, args: list) -> bool:
         op, rows, width = self._recipe.name, plan.rows, plan.width
@@ -131,8 +133,8 @@ class Launcher:
             spans = -(-width // _SPAN)
             form = f"pairs{spans}" if few else f"stream{spans}"
             number = shape = rows if few else min(rows, MULTIPROCESSORS * RESIDENT[spans])
-        elif not few and _SPAN < width <= _HALF5 and halves(plan.program):
-            form = "half5"
+        elif plan.half and not few and _SPAN < width <= _HALF5:
+            form = plan.half
         else:
             form = "block1" if width <= _SPAN else "few4" if few else "block4"
             threads = min(256, -(-width // 256) * 32)

@@ -144,6 +144,12 @@ class Printing:
         down = f" + frame.down(t, in_{name}_stride)" if self.where else ""
         return name, f"row * in_{name}_stride + {'width + ' * part}{at}{down}"
 
+    def gates(self, number: int) -> str:
+        """What a thread holds of a gate: bfloat16 as they lie in memory, where it is made of those."""
+        if self.stages.is_brain(number) and self.nodes[number].extent == ELEMENT:
+            return f"r{number}{self.where}"
+        return self.held(number)
+
     def _gated(self, number: int) -> str:
         act, gate, factor, kind, _ = self.stages.gated[number]
         silu, out = "true" if act == "silu" else "false", self.held(number)
@@ -152,7 +158,8 @@ class Printing:
         given = f"<{silu}>({out}, {self.held(gate)}, {self.held(factor)}, {kind})"
         if not self.stages.deferred or not self.where:
             return f"gated{given};"
-        some = f"left |= frame.inside(t) ? guessed{given} << V * t : 0u;"
+        guess = f"guessed{given[:-1]}, middles)"
+        some = f"left |= frame.inside(t) ? {guess} << V * t : 0u;"
         return f"if constexpr (V == 1) gated{given}; else {some}"
 
     def store(self, target: Target, at: str) -> str:

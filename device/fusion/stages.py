@@ -26,6 +26,30 @@ class Blocks:
     inside: frozenset[int]
 
 
+@dataclass(frozen=True)
+class Token:
+    """A quantiser of rows into e4m3: bfloat16 x, the reduction that is its largest size, the scale, results."""
+
+    x: int
+    top: int
+    scale: int
+    codes: Target
+    scales: Target
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A row that is normed and quantised: x and weight as loaded, the sum of squares, the row's number, the bfloat16
+    that is made of these, all nodes between."""
+
+    x: int
+    weight: int
+    total: int
+    number: int
+    y: int
+    inside: tuple[int, ...]
+
+
 class _Other(Exception):
     """A node that is not what was looked for."""
 
@@ -163,6 +187,44 @@ class Stages:
         if any(user not in inside if isinstance(user, int) else user not in (packed, codes[0]) for user in seen):
             return None
         return Blocks(x, scale, back, packed, codes[0], frozenset(inside))
+
+    @cached_property
+    def token(self) -> Token | None:
+        """Where a program ends in codes of bfloat16 under one scale for each row, and that scale."""
+        targets = {(t.dtype, t.extent): t for t in self.program.targets}
+        codes, scales = targets.get((E4M3, ELEMENT)), targets.get(("float32", ROW))
+        if len(self.program.targets) != 2 or codes is None or scales is None:
+            return None
+        x, scale = self.quotients.get(self._bare(codes.node), (None, None))
+        tops = [n for n in self.program.reductions if x is not None and self.passing_nan.get(n) == x]
+        if len(tops) != 1 or self._bare(scale) != self._bare(scales.node):
+            return None
+        known = self.is_brain(x) and self.is_floored(scale) and self.nodes[scale].extent == ROW
+        return Token(x, tops[0], scale, codes, scales) if known else None
+
+    @cached_property
+    def normed(self) -> Normed | None:
+        """The norm of one bfloat16 operand before a quantiser of rows (alone_rows.cuh)."""
+        wide = [source for source in self.program.sources if source.extent == ELEMENT]
+        if self.token is None or len(wide) != 1 or len(self.program.reductions) != 2:
+            return None
+        y, total = self.token.x, self.program.reductions[0]
+        behind = self.behind([y])
+        loads = [n for n in sorted(behind) if self.nodes[n].op == "load"]
+        inside = tuple(n for n in self.elements(behind) if n not in loads)
+        rows = {a for n in self._all_of(inside) for a in self.nodes[n].args if self.nodes[a].extent == ROW}
+        if [self.nodes[n].extent for n in loads] != [ELEMENT, COLUMN] or not all(map(self.is_brain, loads)):
+            return None
+        if self.squares.get(total) != loads[0] or self.nodes[loads[0]].data[1] != 0 or len(rows) != 1 or self.gated:
+            return None
+        return Normed(loads[0], loads[1], total, rows.pop(), y, inside)
+
+    def _all_of(self, numbers) -> set[int]:
+        """The nodes and the hidden ones that they are made of."""
+        found = set(numbers)
+        for n in numbers:
+            found |= self._all_of([a for a in self.nodes[n].args if a in self.hidden])
+        return found
 
     @cached_property
     def shared(self) -> tuple[int, int, int, Target, Target] | None:
