@@ -8,6 +8,7 @@ from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
 from .codes import settled
+from .early import EARLY
 from .launch import (
     KINDS,
     MULTIPROCESSORS,
@@ -31,10 +32,16 @@ _FAMILY = "deep_gemm_moe"
 _THREADS, _WARPS, _CHUNK = 256, 8, 2048
 """Threads and warps of a block that finds places, and the choices that it sees."""
 _MOST_EXPERTS = 1024
-_DEEP_THREADS, _DEEP, _MANY = 64, 2, 1 << 14
-"""Threads and vectors a thread of the columns' kernel for many vectors, and how many those are."""
-_RESIDENT = 3 * MULTIPROCESSORS
-"""Blocks of the masked activation, which share what rows there are."""
+_DEEP = ((1 << 19, 4, 64), (1 << 16, 2, 128), (0, 1, 64))
+"""Columns of bfloat16: vectors from which on a lane has so many, and threads of a block."""
+_WHOLE = 4 * _CHUNK
+"""Choices up to which one kernel does it all."""
+_GATHERED = 128
+"""Threads of a block that gathers."""
+_ROWS = 1024
+"""Rows of m_indices that a block writes where one kernel does it all."""
+_MASKED_THREADS, _RESIDENT = 128, 7 * MULTIPROCESSORS
+"""Threads of a block of the masked activation, and blocks, which share what rows there are."""
 _WORDS = np.dtype(np.int32)
 
 
@@ -59,7 +66,7 @@ def ep_scatter_ue8m0(a, a_scale, x, x_scale, topk_ids, expert_map=None, *, num_e
 
 def _scatter(op: str, kernel: str, a, a_scale, x, x_scale, topk_ids, expert_map, num_experts, alignment, out):
     """Places of all choices, then `kernel`'s copies."""
-    (tokens, choices), (rows, width) = topk_ids.shape, a.shape
+    (tokens, choices), rows = topk_ids.shape, a.shape[0]
     inputs = (a, a_scale, x, x_scale, topk_ids, expert_map)
     m_indices, inverse = results(op, out, inputs, ((rows,), _WORDS), ((tokens, choices), _WORDS))
     if num_experts > _MOST_EXPERTS:
@@ -67,32 +74,41 @@ def _scatter(op: str, kernel: str, a, a_scale, x, x_scale, topk_ids, expert_map,
     count = tokens * choices
     if max(rows, count + (num_experts + 1) * alignment) >= 2**31:
         raise ContractError(op, "a", f"{count} choices, segments of {alignment}", "rows under 2**31")
-    chunks = max(1, -(-count // _CHUNK))
+    chunks = -(-count // _CHUNK)
     named = num_experts if expert_map is None else len(expert_map)
     head = [topk_ids, int(topk_ids.dtype.itemsize == 8), count, expert_map, named, num_experts]
-    firsts, block = None, (_THREADS, 1)
-    if chunks > 1:
-        firsts = scratch.array("ep_scatter", (chunks, num_experts), _WORDS)
-        counted = [*head, chunks, firsts, m_indices, rows]
-        start(op, _FAMILY, "ep_count", chunks, block, counted, 4 * num_experts)
-        start(op, _FAMILY, "ep_starts", 1, block, [num_experts, chunks, alignment, firsts], 4 * (num_experts + 1))
-    placed = [*head, alignment, firsts, inverse, m_indices, rows]
-    start(op, _FAMILY, "ep_place", chunks, block, placed, 4 * ((_WARPS + 1) * num_experts + 1))
-    if rows and choices:
-        _copy(op, kernel, a, a_scale, x, x_scale, inverse, width)
+    if count <= _WHOLE:
+        _whole(op, kernel, head, alignment, inverse, m_indices, a, a_scale, x, x_scale)
+        return m_indices, inverse
+    block, counts = (_THREADS, 1), scratch.array("ep_scatter", (chunks, num_experts), _WORDS)
+    counted = [*head, chunks, counts, m_indices, rows]
+    start(op, _FAMILY, f"ep_count{EARLY}", chunks, block, counted, 4 * num_experts)
+    placed = [*head, chunks, alignment, counts, inverse, m_indices, rows]
+    start(op, _FAMILY, f"ep_place{EARLY}", chunks, block, placed, 4 * ((_WARPS + 1) * num_experts + 1))
+    if rows:
+        name, units, moved = _moved(op, kernel, a, a_scale, x, x_scale)
+        threads = max(32, -(-units // (32 * -(-max(units, 1) // _THREADS))) * 32)
+        start(op, _FAMILY, name, tokens, (threads, 1), [inverse, choices, units, *moved])
     return m_indices, inverse
 
 
-def _copy(op: str, kernel: str, a, a_scale, x, x_scale, inverse, width: int) -> None:
-    """Each token's bytes and scales to its rows."""
-    (tokens, choices), groups = inverse.shape, x_scale.shape[1]
+def _moved(op: str, kernel: str, a, a_scale, x, x_scale) -> tuple[str, int, list]:
+    """`kernel` for the unit that bytes can be moved in, how many those are, and what else copies are told."""
+    width = a.shape[1]
     x, _, stride = as_rows(op, "x", x)
     unit = 16 if unit_of((x, a), (width, stride)) == 16 else 1
-    units = width // unit
-    turns = -(-max(units, 1) // _THREADS)
-    threads = max(32, -(-units // (32 * turns)) * 32)
-    args = [inverse, choices, units, x, stride // unit, a, groups, x_scale, *_items(x_scale), a_scale, *_items(a_scale)]
-    start(op, _FAMILY, f"{kernel}_{unit}", tokens, (threads, 1), args)
+    scales = [x_scale.shape[1], x_scale, *_items(x_scale), a_scale, *_items(a_scale)]
+    return f"{kernel}_{unit}{EARLY}", width // unit, [x, stride // unit, a, *scales]
+
+
+def _whole(op: str, kernel: str, head: list, alignment: int, inverse, m_indices, a, a_scale, x, x_scale) -> None:
+    """Few choices: places and copies by one kernel, where there are few tokens several blocks each."""
+    (tokens, choices), rows = inverse.shape, a.shape[0]
+    name, units, moved = _moved(op, kernel.replace("copy", "whole"), a, a_scale, x, x_scale)
+    parts = max(1, min(choices, MULTIPROCESSORS // max(tokens, 1)))
+    args = [*head, alignment, inverse, m_indices, rows, tokens, parts, choices, units, *moved]
+    blocks = tokens * parts + -(-rows // _ROWS)
+    start(op, _FAMILY, name, blocks, (_THREADS, 1), args, 4 * (3 * head[-1] + 1))
 
 
 @providers.provider("ep_gather", "cuda", PROVIDER)
@@ -104,7 +120,7 @@ def ep_gather(a, topk_weights, inv_perm, *, out=None):
     wide = vectors(width, (a, stride), (target, width))
     kernel = "ep_gather_f32" if wide and kind(a) == KINDS["float32"] else "ep_gather"
     args = [choices, a, rows, stride, kind(a), topk_weights, inv_perm, target]
-    map_rows(op, _FAMILY, kernel, tokens, width, wide, args)
+    map_rows(op, _FAMILY, kernel, tokens, width, wide, args, most=_GATHERED, ending=EARLY)
     return target
 
 
@@ -118,15 +134,15 @@ def silu_mul_per_token_group_quant_fp8_colmajor(x, *, clamp_limit=None, alpha=1.
     x, count, per_row = settled(x), rows * half // VECTOR, half // VECTOR
     if count >= 2**31:
         raise ContractError(op, "x", f"{count} vectors of {VECTOR}", "under 2**31")
-    limit = np.float32(0 if clamp_limit is None else clamp_limit)
-    alpha, beta = np.float32(alpha), np.float32(beta)
-    args = [
-        rows, per_row, x, kind(x), codes, int(whole_vectors(half, codes)), scale, *steps(op, scale), int(ue8m0),
-        int(clamp_limit is not None), limit, alpha, beta, *divider(per_row),
-    ]  # fmt: skip
-    if count >= _MANY and kind(x) == KINDS["bfloat16"] and alpha == 1:
-        start(op, _FAMILY, "silu_columns_deep", -(-count // (_DEEP_THREADS * _DEEP)), (_DEEP_THREADS, 1), args)
+    limit, alpha, beta = np.float32(0 if clamp_limit is None else clamp_limit), np.float32(alpha), np.float32(beta)
+    head = [codes, int(whole_vectors(half, codes)), scale, *steps(op, scale), int(ue8m0), int(clamp_limit is not None)]
+    if kind(x) == KINDS["bfloat16"] and alpha == 1 and not beta.view(np.int32):
+        deep, lanes = next((each, lanes) for least, each, lanes in _DEEP if count >= least)
+        threads = -(-rows // deep) * per_row
+        args = [rows, per_row, x, *head, int(limit.view(np.int32)), *divider(per_row)]
+        start(op, _FAMILY, f"silu_columns_bf16_{deep}{EARLY}", -(-threads // lanes), (lanes, 1), args)
     else:
+        args = [rows, per_row, x, kind(x), *head, limit, alpha, beta, *divider(per_row)]
         start(op, _FAMILY, "silu_columns", -(-count // _THREADS), (_THREADS, 1), args)
     return codes, scale
 
@@ -141,10 +157,11 @@ def silu_mul_masked_quant(x, counts, codes, scale, *, ue8m0=False):
         raise ContractError(op, "x", f"{groups} groups of {experts} experts", f"under 2**31, of {8 * _MOST_EXPERTS}")
     if not codes.size:
         return
-    x, blocks = settled(x), min(_RESIDENT, -(-groups // 16))
+    x, deep = settled(x), 2 if kind(x) == KINDS["bfloat16"] and half // BLOCK % 2 == 0 else 1
+    kernel = f"silu_masked_bf16_{deep}" if kind(x) == KINDS["bfloat16"] else "silu_masked_any"
+    blocks = min(_RESIDENT, -(-groups // (deep * _MASKED_THREADS // 16)))
     args = [
-        experts, tokens, half, blocks, x, kind(x), counts, codes, int(whole_vectors(half, codes)), scale,
-        *_items(scale), int(ue8m0), *divider(half // BLOCK),
+        experts, tokens, half // BLOCK, blocks, x, kind(x), counts, codes, int(whole_vectors(half, codes)), scale,
+        *_items(scale), int(ue8m0), *divider(half // BLOCK // deep),
     ]  # fmt: skip
-    kernel = "silu_masked_bf16" if kind(x) == KINDS["bfloat16"] else "silu_masked_any"
-    start(op, _FAMILY, kernel, blocks, (_THREADS, 1), args, 4 * (experts + 1))
+    start(op, _FAMILY, kernel + EARLY, blocks, (_MASKED_THREADS, 1), args, 4 * (experts + 1))

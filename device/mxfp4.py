@@ -11,6 +11,7 @@ from vtlab.ops import providers
 from vtlab.ops.numerics import round_to
 
 from .codes import settled
+from .early import EARLY
 from .launch import KINDS, MULTIPROCESSORS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
 from .quant_fp8 import FEW_BLOCK, FEW_VECTORS, TEAM
 from .runtime import current
@@ -20,6 +21,8 @@ _FAMILY = "mxfp4"
 _BLOCK, _NV_BLOCK, _DEPTH = 32, 16, 4
 _RESIDENT = 5
 """Blocks of a multiprocessor that rotate vectors; their 128 threads have a run of up to 32 elements at a time."""
+_MANY, _TILE, _GROUP_SHARED = 1024, 1024, 20480
+"""Rows from which on tensor cores rotate; elements of a warp's tile, bytes of memory of 128 threads."""
 _HELD, _THREADS, _MOST_THREADS = 32, 128, 256
 """Elements of a transform's row that a thread holds, threads of a block of several rows, and of a long one."""
 _LANES_RESIDENT, _RUN = 8, 4096
@@ -108,6 +111,14 @@ def _transform_rows(op: str, x, rows: int, width: int, out, factor) -> None:
 def _rotated(op: str, form: str, x, h, codes, scale, *more) -> None:
     """Fill codes and scales with those of x times h, R neighbours at a time."""
     size = h.shape[0]
+    if x.size >= _MANY * x.shape[-1] > 0 and _at(x, 16) and _at(codes, 16):
+        tiles = -(-x.size // _TILE)
+        most = 4 if current().capability() >= (10, 0) else 5
+        groups = min(most, current().shared_memory() // _GROUP_SHARED, -(-tiles // (4 * MULTIPROCESSORS)))
+        blocks = min(-(-tiles // (4 * groups)), MULTIPROCESSORS)
+        args = [x.size, x, settled(h), codes, scale, blocks, *more]
+        start(op, _FAMILY, f"rotate_many_{form}_{size}{EARLY}", blocks, (128 * groups, 1), args, _GROUP_SHARED * groups)
+        return
     blocks = min(-(-x.size // (_THREADS * min(size, _HELD))), _RESIDENT * MULTIPROCESSORS)
     args = [x.size, x, settled(h), codes, scale, int(_at(x, 16)), int(_at(codes, 16)), blocks, *more]
     start(op, _FAMILY, f"rotate_{form}_{size}", blocks, (_THREADS, 1), args)

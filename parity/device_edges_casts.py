@@ -35,6 +35,18 @@ def _middles(kind) -> np.ndarray:
     return np.stack([x, x[::-1], x * kind(0.25), x * kind(-0.25)])
 
 
+def _many_middles() -> np.ndarray:
+    """[129, 4096]: the middles of codes of e2m1 and the bfloat16 beside them; a few NaN and infinities in two rows."""
+    middle = np.array([0.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 1e-30]).astype(ml_dtypes.bfloat16)
+    bits = middle.view(np.uint16)
+    one = np.concatenate([bits, bits + 1, np.maximum(bits, 1) - 1, bits[8:9], bits[8:9]]).view(ml_dtypes.bfloat16)
+    one = np.where(one > 6, 6, one.astype(np.float32))  # of groups of 32
+    scale = np.exp2(np.arange(129) % 5 - 2.0)[:, None] * np.where(np.arange(129) % 2, -1, 1)[:, None]
+    x = np.tile(one, 128) * scale
+    x[7, [3, 900, 901]], x[9, [40, 41]] = np.nan, (np.inf, -np.inf)
+    return x.astype(ml_dtypes.bfloat16)
+
+
 _WHOLE = (np.arange(4 * 256).reshape(4, 256) ** 2 * 7 % 23 - 11.0).astype(ml_dtypes.bfloat16)
 """Small whole numbers: sums of them are as well, and with a power of two lie halfway between codes."""
 
@@ -111,6 +123,13 @@ def _zeros_and_more(rows: int, width: int) -> np.ndarray:
     return x.astype(ml_dtypes.bfloat16)
 
 
+def _many(width: int) -> dict:
+    """More rows than small kernels are taken for, and no whole tiles: small and large, special ones, whole numbers."""
+    some = [_draw(16, 128), _zeros_and_more(3, 128), _far_apart(10, 128), _WHOLE[:, :128]]
+    x = np.concatenate([part.astype(ml_dtypes.bfloat16) for part in some])
+    return {"...": (1027,), "K": width, "x": np.resize(x, (1027, width))}
+
+
 def _quantised(K: int, N: int, size: int, quant_type: str, **more) -> dict:
     return {"K": K, "N": N, "G": 1 if size == -1 else K // size, "group_size": size, "quant_type": quant_type, **more}
 
@@ -163,7 +182,7 @@ EDGES: dict[str, list[dict]] = {
     "per_token_cast_to_fp4": [
         *(_groups({"M": 5, "K": 256, "x": kind, "ue8m0": how}, 32) for kind in _KINDS for how in _POWERS),
         *(_groups({"M": 3, "K": K, "x": "bfloat16"}, size) for K, size in ((256, 8), (256, 256), (70, 32), (96, 48))),
-        _groups({"M": 129, "K": 4096, **_LARGE}, 32),
+        _groups({"M": 129, "K": 4096, **_LARGE}, 32), _groups({"M": 129, "K": 4096, "x": _many_middles()}, 32),
         *(_groups({"M": 4, "K": 64, "x": _middles(kind), "ue8m0": how}, size)
           for kind in (np.float32, np.float16) for how in ("bits", None) for size in (64, 6)),
         _groups({"M": 0, "K": 64}, 32), _groups({"M": 2, "K": 0}, 32),
@@ -199,15 +218,15 @@ EDGES: dict[str, list[dict]] = {
     ],
     "ep_scatter": [
         *(_scattered(T, k, E, align, H=H, G=G) for T, k, E, align, H, G in
-          ((37, 4, 9, 16, 144, 3), (1, 8, 40, 128, 32, 1), (700, 6, 33, 8, 16, 2), (5, 2, 3, 1, 7, 2),
-           (3, 2, 2, 4, 16, 0))),
+          ((37, 4, 9, 16, 144, 3), (1, 8, 40, 128, 32, 1), (1400, 6, 33, 8, 16, 2), (1400, 6, 33, 8, 7, 2),
+           (5, 2, 3, 1, 7, 2), (3, 2, 2, 4, 16, 0), (3, 3, 2, 4, 8208, 1))),
         _scattered(300, 8, 5, 4, H=16, G=1, N=12, expert_map="int32", topk_ids="int64"),
         _scattered(4, 0, 3, 8, H=16, G=1), _scattered(2, 2, 3, 8, H=0, G=1),
     ],
     "ep_scatter_ue8m0": [
         *(_scattered(T, k, E, align, H=H, G=G, P=-(-G // 4)) for T, k, E, align, H, G in
-          ((37, 4, 9, 16, 144, 7), (1, 8, 40, 128, 32, 1), (700, 6, 33, 8, 16, 4), (5, 2, 3, 1, 7, 2),
-           (3, 2, 2, 4, 16, 0), (4, 3, 3, 8, 64, 67))),
+          ((37, 4, 9, 16, 144, 7), (1, 8, 40, 128, 32, 1), (1400, 6, 33, 8, 16, 4), (1400, 6, 33, 8, 7, 4),
+           (5, 2, 3, 1, 7, 2), (3, 2, 2, 4, 16, 0), (4, 3, 3, 8, 64, 67))),
         _scattered(300, 8, 5, 4, H=16, G=6, P=2, N=12, expert_map="int32", topk_ids="int64"),
         _scattered(4, 0, 3, 8, H=16, G=1, P=1), _scattered(2, 2, 3, 8, H=0, G=1, P=1),
     ],
@@ -220,9 +239,13 @@ EDGES: dict[str, list[dict]] = {
     "silu_mul_per_token_group_quant_fp8_colmajor": [
         *(_columns(5, 384, x=kind, ue8m0=ue8m0, **more) for kind in _KINDS for ue8m0 in (False, True)
           for more in ({}, {"clamp_limit": 0.75, "alpha": 1.702, "beta": 1.0}, {"clamp_limit": 1.3})),
-        _columns(33, 4096, x=np.tile(_draw(33, 256, seed=1) / 16, (1, 32)).astype(ml_dtypes.bfloat16), clamp_limit=7.0),
+        _columns(33, 1 << 14, x=np.tile(_draw(33, 256, seed=1) / 16, (1, 128)).astype(ml_dtypes.bfloat16),
+                 clamp_limit=7.0),
+        _columns(4097, 1024, x=np.tile(_draw(241, 256, seed=2), (17, 8)).astype(ml_dtypes.bfloat16)),
         _columns(4, 1 << 14, x=_every_gate(0.7109375)), _columns(3, 0),
-        _columns(3, 128, x=np.zeros((3, 256), np.float32), beta=-0.0),
+        *(_columns(3, 128, x=np.tile(np.float32([0, -0.0, 1, -1]), (3, 64)).astype(kind), beta=zero)
+          for kind in (np.float32, ml_dtypes.bfloat16) for zero in (0.0, -0.0)),
+        _columns(4, 1 << 14, x=_every_gate(-1.3), clamp_limit=2.3, ue8m0=True),
     ],
     "silu_mul_masked_quant": [
         *(_masked(5, 7, 256, (0, 7, 1, 0, 3), x=kind, ue8m0=ue8m0) for kind in _KINDS for ue8m0 in (False, True)),
@@ -259,6 +282,9 @@ EDGES: dict[str, list[dict]] = {
                        (_draw(3, 256).astype(ml_dtypes.bfloat16), _signs(R, -0.3, flipped=(R - 1, R - 3))))),
         *({"...": (4,), "K": 256, "R": R, "x": _WHOLE, "h": _signs(R, 0.25), "method": method}
           for R in (32, 64, 128) for method in ("quest", "abs_max")),
+        *({**_many(R), "R": R, "method": method, **h}
+          for R in (32, 64, 128) for method in ("quest", "abs_max") for h in ({}, {"h": _signs(R, 0.25)})),
+        *({**_many(32), "R": 32, "h": _signs(32, flipped=at)} for at in ((0, 0), (31, 31))),
         {"...": (0,), "K": 64, "R": 32}, {"...": (2,), "K": 0, "R": 64}, {"...": (), "K": 128, "R": 64},
     ],
     "fused_quantize_nv": [
@@ -273,6 +299,8 @@ EDGES: dict[str, list[dict]] = {
           for R, scale in ((16, 1e-3), (32, 300), (64, 1e30), (128, 5))
           for x, h in ((_zeros_and_more(3, 256), _signs(R)), (_far_apart(10, 256), _signs(R)),
                        (_draw(3, 256).astype(ml_dtypes.bfloat16), _signs(R, -0.3, flipped=(R // 2, 0))))),
+        *({**_many(R), "R": R, "input_global_scale": np.float32([300]), **h}
+          for R in (16, 32, 64, 128) for h in ({}, {"h": _signs(R, 0.25)})),
         {"...": (0,), "K": 64, "R": 32}, {"...": (), "K": 16, "R": 16}, {"...": (), "K": 48, "R": 16},
     ],
 }  # fmt: skip

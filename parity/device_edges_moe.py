@@ -15,6 +15,13 @@ def _same(T: int, E: int) -> np.ndarray:
     return (np.arange(T * E, dtype=np.float32).reshape(T, E) % 3) / 4
 
 
+def _few_numbers(T: int, E: int) -> np.ndarray:
+    """Logits of which most are NaN or -infinity."""
+    logits = np.random.default_rng(E).standard_normal((T, E)).astype(np.float32)
+    logits[0, 5:], logits[1, ::3], logits[2, 40:], logits[3, 1:] = np.nan, np.nan, -np.inf, np.nan
+    return logits
+
+
 def _cores(R: int, T: int, k: int, E: int, N: int, K: int, kind: str = "bfloat16", **more) -> dict:
     return {"R": R, "T": T, "k": k, "E": E, "N": N, "K": K, "x": kind, "weight": kind, **more}
 
@@ -31,14 +38,20 @@ EDGES: dict[str, list[dict]] = {
         *({"T": 6, "E": E, "top_k": 8, "logits": kind} for E, kind in zip((64, 65, 160, 256, 512, 513), _KINDS * 2)),
         *({"T": 9, "E": E, "top_k": 6, "logits": _same(9, E), "scoring": s} for E in (72, 600) for s in _SCORES),
         {"T": 5, "E": 256, **_GROUPED, "routed_scaling_factor": 2.5},
-        {"T": 3, "E": 64, **_GROUPED, "logits": "bfloat16"},
+        {"T": 3, "E": 64, **_GROUPED, "logits": "bfloat16"}, {"T": 5, "E": 24, **_GROUPED},
+        *({"T": 5, "E": 256, **_GROUPED, "logits": _few_numbers(5, 256), "topk_group": kept} for kept in (4, 5)),
+        {"T": 5, "E": 160, "top_k": 6, "num_expert_group": 8, "topk_group": 3, "scoring": "sigmoid",
+         "logits": _few_numbers(5, 160)},
+        {"T": 4, "E": 256, **_GROUPED, "bias": np.where(np.arange(256) < 250, -np.inf, 0).astype(np.float32)},
         {"T": 4, "E": 256, **_GROUPED, "bias": np.full(256, -0.75, np.float32), "logits": _same(4, 256)},
-        {"T": 3, "E": 512, "top_k": 5, "bias": _F32, "num_expert_group": 16, "topk_group": 3, "logits": "float16"},
+        {"T": 20, "E": 512, "top_k": 5, "bias": _F32, "num_expert_group": 16, "topk_group": 3, "logits": "float16",
+         "scoring": "sigmoid"},
         {"T": 3, "E": 640, "top_k": 3, "bias": _F32, "num_expert_group": 20, "topk_group": 2, "scoring": "sigmoid"},
         {"T": 4, "E": 96, "top_k": 3, "num_expert_group": 48, "topk_group": 40},
         {"T": 4, "E": 120, "top_k": 30, "num_expert_group": 4, "topk_group": 1, "renormalize": False},
         {"T": 3, "E": 64, "top_k": 40, "bias": _F32, "scoring": "softmax", "logits": "float16"},
-        {"T": 1100, "E": 8, "top_k": 2}, {"T": 2, "E": 1, "top_k": 1}, {"T": 0, "E": 8, "top_k": 2},
+        {"T": 3, "E": 120, "top_k": 20}, {"T": 1100, "E": 8, "top_k": 2}, {"T": 2, "E": 1, "top_k": 1},
+        {"T": 0, "E": 8, "top_k": 2},
         *({"T": 3, "E": 32, "top_k": 2, "scoring": s, "logits": np.full((3, 32), _NONE, np.float32)} for s in _SCORES),
     ],
     "moe_sum": [

@@ -155,7 +155,7 @@ def test_columns_of_exponents_are_packed(device):
     assert_bytes(np.ascontiguousarray(device.fetch(turned)), arguments["a_scale"])
 
 
-@pytest.mark.parametrize("T", [1, 255, 1100])
+@pytest.mark.parametrize("T", [1, 255, 1100, 2100])
 def test_places_in_many_chunks(device, T):
     """One chunk of choices or several, more experts than a block has threads: always the order of tokens."""
     ids = np.random.default_rng(T).integers(-1, 300, (T, 4)).astype(I32)
@@ -218,8 +218,8 @@ def test_a_captured_graph_follows_new_tokens(device):
     if isinstance(device, Emulated):
         pytest.skip("graphs need a GPU: --device cuda")
     cupy = device.cupy
-    ids = [np.random.default_rng(seed).integers(0, 6, (700, 4)).astype(I32) for seed in range(3)]
-    moved = sent(device, scatter(700, 4, 6, 8, 2848, ids[0]))
+    ids = [np.random.default_rng(seed).integers(0, 6, (2200, 4)).astype(I32) for seed in range(3)]
+    moved = sent(device, scatter(2200, 4, 6, 8, 8848, ids[0]))
     outs = ops.ep_scatter(**moved)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -232,7 +232,7 @@ def test_a_captured_graph_follows_new_tokens(device):
             moved["topk_ids"][...] = device.send(host)
             graph.launch(stream)
             stream.synchronize()
-            fresh = scatter(700, 4, 6, 8, 2848, host)
+            fresh = scatter(2200, 4, 6, 8, 8848, host)
             for got, want in zip(outs, oracle.ep_scatter.mirror(**fresh), strict=True):
                 assert_bytes(device.fetch(got), want)
 
@@ -244,6 +244,8 @@ def test_a_captured_graph_follows_new_tokens(device):
         *(("fused_quantize_mx", 25, 2048, {"h": R, "method": how})
           for R in (32, 64, 128) for how in ("quest", "abs_max")),
         *(("fused_quantize_nv", 25, 2048, {"h": R, "input_global_scale": F32([300])}) for R in (16, 64)),
+        *(("fused_quantize_mx", 1027, R, {"h": R, "method": how}) for R, how in ((32, "quest"), (128, "abs_max"))),
+        ("fused_quantize_nv", 1027, 32, {"h": 16, "input_global_scale": F32([300])}),
         ("permute_cols", 70, 264, {"perm": np.random.default_rng(5).permutation(264).astype(I32)}),
     ],
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """MXFP4 and rotations: the quantiser, Hadamard matrices and transforms, rotated rows in MXFP4 and NVFP4.
 
 QuTLASS has kernels from Blackwell on. Rotations are by Sylvester's matrix, whose columns share what their sums have in
-common in the mirror's order: 171 multiply-adds for 16 elements, and a few sums more for R above 16. The torch peer
-multiplies in bfloat16 on tensor cores and quantises step by step.
+common in the mirror's order: 171 multiply-adds for 16 elements, and a few sums more for R above 16; of many rows tensor
+cores' sums say nearly every code. The torch peer multiplies in bfloat16 on tensor cores and quantises step by step.
 """
 
 from __future__ import annotations

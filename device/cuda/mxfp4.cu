@@ -22,8 +22,13 @@
 //    column and more. What takes the time are instructions, some 27 an element, a third of them for the code.
 // 3. Codes of sums out of float16s where none can be a tie, but for QuEST, whose sizes have no bound: 33 to 30 us for
 //    8192 x 4096 by 32, 44 to 39 by 128, 37 to 34 for NVFP4 by 16; the next rows come by whole runs.
+// 4. rotated_near.cuh, for many rows: tensor cores' sums say nearly every code, and groups of which they do not are summed
+//    in the mirror's order: 35.6 to 25.8 us for 8192 x 4096 by 32 (QuEST), 29.7 to 22.6, 39 to 30 by 128, 36 to 25 for NVFP4
+//    by 16. One block of a multiprocessor, whose warps draw tiles: several look the matrix up more often, and more than two
+//    tiles of a warp under way take longer.
+#include "early.cuh"
 #include "once.cuh"
-#include "rotated_codes.cuh"
+#include "rotated_near.cuh"
 #include "transform.cuh"
 
 #define DEPTH 4  // vectors a thread of mx_bf16_deep, device/mxfp4.py
@@ -295,3 +300,47 @@ ROTATE_NV(16)
 ROTATE_NV(32)
 ROTATE_NV(64)
 ROTATE_NV(128)
+
+// Many vectors, in blocks of up to MANY_THREADS threads; by another matrix than Sylvester's 128 of them at a time.
+template <int R, class TO>
+VT_FN void rotate_many(i64 count, const unsigned short* x, const uint2* h, i64 blocks, TO to, unsigned char* memory) {
+    __shared__ unsigned words[32];
+    others_may_start();
+    after_others();
+    if (NearSums<R>::run(count, x, (const uint4*)h, blocks, to, words, memory)) return;
+    constexpr int ANY = (ROTATED / R * (R + 4) > 128 * PITCH ? ROTATED / R * (R + 4) : 128 * PITCH) / 4;
+    to.begin();
+    const int group = (int)threadIdx.x >> 7, groups = (int)blockDim.x >> 7;
+    for (i64 base = (i64)blockIdx.x * groups * ROTATED; base < count; base += blocks * groups * ROTATED)
+        rotate_by_any<R, 2>((uint4*)memory + group * ANY, base + group * ROTATED, count, x, h, 1, to);
+}
+
+// At most, device/mxfp4.py.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define MANY_THREADS 512  // more spill
+#else
+#define MANY_THREADS 640
+#endif
+#define MANY_PARAMETERS                                                                                                \
+    i64 count, const unsigned short *x, const uint2 *h, unsigned char *out, unsigned char *scales, i64 blocks
+#define ROTATE_MANY_MX(NAME, METHOD, R)                                                                                \
+    extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) NAME##_##R##_early(MANY_PARAMETERS) {             \
+        VT_SHARED(memory);                                                                                             \
+        rotate_many<R>(count, x, h, blocks, ToMx<METHOD, R != 64>{out, scales, true}, memory);                         \
+    }
+#define ROTATE_MANY_NV(R)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(MANY_THREADS, 1) rotate_many_nv_##R##_early(MANY_PARAMETERS,          \
+                                                                                         const float* global) {        \
+        VT_SHARED(memory);                                                                                             \
+        rotate_many<R>(count, x, h, blocks, ToNv{out, scales, true, global}, memory);                                  \
+    }
+ROTATE_MANY_MX(rotate_many_quest, QUEST, 32)
+ROTATE_MANY_MX(rotate_many_quest, QUEST, 64)
+ROTATE_MANY_MX(rotate_many_quest, QUEST, 128)
+ROTATE_MANY_MX(rotate_many_abs_max, ABS_MAX, 32)
+ROTATE_MANY_MX(rotate_many_abs_max, ABS_MAX, 64)
+ROTATE_MANY_MX(rotate_many_abs_max, ABS_MAX, 128)
+ROTATE_MANY_NV(16)
+ROTATE_MANY_NV(32)
+ROTATE_MANY_NV(64)
+ROTATE_MANY_NV(128)

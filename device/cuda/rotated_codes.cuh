@@ -20,6 +20,12 @@ VT_FN void put_bytes(unsigned char* out, unsigned word) {
 
 enum { QUEST = 0, ABS_MAX = 1 };
 
+VT_FN float quest_statistic(float sum, float squares) {
+    const float mean = sum / 32.0f, variance = squares / 32.0f - mean * mean;
+    const float deviation = variance < 0.0f ? 1.0f : sqrtf(variance);
+    return deviation * vt_float(0x3ef96285)  /* float32(2.92247856 / 6) */ + TINY;
+}
+
 // The byte of a block's scale out of its 32 sums.
 template <int METHOD> VT_FN unsigned mx_scale(const float (&y)[BLOCK]) {
     float statistic;
@@ -35,9 +41,7 @@ template <int METHOD> VT_FN unsigned mx_scale(const float (&y)[BLOCK]) {
             sum += y[j];
             squares += y[j] * y[j];
         }
-        float mean = sum / 32.0f, variance = squares / 32.0f - mean * mean;
-        float deviation = variance < 0.0f ? 1.0f : sqrtf(variance);
-        statistic = deviation * vt_float(0x3ef96285)  /* float32(2.92247856 / 6) */ + TINY;
+        statistic = quest_statistic(sum, squares);
     }
     return (unsigned)vt_bits(statistic) >> 23 & 0xffu;
 }
@@ -55,6 +59,8 @@ VT_FN void put_words(unsigned char* out, const unsigned* w, int count, bool wide
 // below 1e-8 / 2.
 // QUICK: sums of bfloat16 times the matrix's number seldom are ties; of a power of two many are.
 template <int METHOD, bool QUICK> struct ToMx {
+    static constexpr int GROUP = BLOCK;
+    static constexpr bool BOUNDED = METHOD == ABS_MAX;  // by 7, what codes are made of
     unsigned char *out, *scales;
     bool wide;
 
@@ -99,6 +105,8 @@ template <int METHOD, bool QUICK> struct ToMx {
 
 // As NVFP4, in halves of 16 of which the second may be missing.
 struct ToNv {
+    static constexpr int GROUP = 16;
+    static constexpr bool BOUNDED = true;
     unsigned char *out, *scales;
     bool wide;
     const float* global_scale;
@@ -160,11 +168,12 @@ struct ToNv {
 // ROTATED elements of x from `base` on, contiguous, as vectors of R: each times h, whatever it holds. Thread (q, g) has
 // columns 4 q ... 4 q + 3 of vectors g, g + groups, and so on: a warp's vectors are neighbours, whose starts are in
 // different banks.
-template <int R, class TO>
+template <int R, int ABREAST = 4, class TO>
 VT_FN void rotate_by_any(uint4* words, i64 base, i64 count, const unsigned short* x, const uint2* h, i64 aligned, const TO& to) {
     constexpr int QUADS = R / 4, GROUPS = 128 / QUADS, STEP = R + 4, VECTORS = ROTATED / R, OWN = VECTORS / GROUPS;
-    constexpr int SOME = R == 16 ? 2 : 4;  // vectors whose chains a thread has under way: more need more registers
-    int left = count - base < ROTATED ? (int)(count - base) : ROTATED, thread = (int)threadIdx.x;
+    constexpr int SOME = R == 16 ? 2 : ABREAST;  // vectors whose chains a thread has under way: more need more registers
+    const int left = count - base < ROTATED ? count > base ? (int)(count - base) : 0 : ROTATED;
+    const int thread = (int)threadIdx.x & 127;
     for (int n = thread; n < ROTATED / 8; n += 128) {
         float v[8] = {};
         if (n * 8 < left) {

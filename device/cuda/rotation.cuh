@@ -6,7 +6,7 @@
 // h[k, j] times that of h[16 b, 16 g]. So that 171 steps make a chain's 16 sums, and chains are joined by sums that share
 // their beginnings likewise: the same roundings in the same order. Zeros may have another sign, which no code shows.
 #pragma once
-#include "storage.cuh"
+#include "mma.cuh"
 
 VT_FN unsigned parity_of(unsigned bits) {
     bits ^= bits >> 16;
@@ -66,12 +66,6 @@ VT_FN void chain_of(float* s, const float (&x)[16], float c) {
             }
     }
 }
-
-#ifdef __CUDACC__
-VT_FN void warp_meets() { __syncwarp(); }
-#else
-static inline void warp_meets() { emulation::wait_for(emulation::warps[emulation::running->number / 32]); }
-#endif
 
 // The chain over 16 elements in two pieces.
 VT_FN void chain_of_pieces(float* s, const uint4& low, const uint4& high, float c) {
