@@ -34,8 +34,14 @@ def admit(contract: Contract, arguments: dict[str, object], form: tuple) -> tupl
     """
     passed = contract.passed
     try:
-        axes, converted, device = passed[form]
-    except (KeyError, TypeError):  # not seen yet; or an argument, such as a list, that no key can hold
+        found = passed.get(form)
+    except TypeError:  # an argument, such as a list, that no key can hold
+        found = None
+    if found is not None:
+        axes, converted, device = found
+        for name in converted:
+            arguments[name] = _converted(contract, name, arguments[name])
+    else:
         given = dict(arguments)
         axes, device = _check_form(contract, arguments), device_of(contract.name, arguments)
         converted = [name for name, value in arguments.items() if value is not given[name]]
@@ -43,9 +49,6 @@ def admit(contract: Contract, arguments: dict[str, object], form: tuple) -> tupl
             if len(passed) >= _FORMS:
                 passed.clear()
             passed[form] = axes, converted, device
-    else:
-        for name in converted:
-            arguments[name] = _converted(contract, name, arguments[name])
     try:
         for require in contract.requires:
             require(arguments, axes)

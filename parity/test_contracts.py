@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from vtlab import oracle
+from vtlab.ops.errors import ContractError
 from vtlab.ops.rows import ROWS
 from vtlab.ops.table import table
 from vtlab.parity.generic import generic_checks
@@ -27,3 +30,11 @@ def test_contract_is_complete(name):
     text = table()[name].__doc__
     for part in ("Shapes", "Rounding points", "Errors", "Source"):
         assert f"{part}:" in text, f"{name}: the docstring lacks its {part} part"
+
+
+@pytest.mark.parametrize("x", [np.ones((3, 60), np.float32), [[1.0] * 16]], ids=["a wrong size", "a list"])
+def test_a_refusal_stands_alone(x):
+    """Who reads a traceback sees what was wrong with the call, not what the door looked up before it checked."""
+    with pytest.raises(ContractError) as refusal:
+        oracle.scaled_fp4_quant(x, np.ones(1, np.float32))
+    assert refusal.value.__cause__ is None and (refusal.value.__suppress_context__ or not refusal.value.__context__)
