@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .early import EARLY
 from .launch import MULTIPROCESSORS, kind, start
 from .packed_loaded import loaded_product, loads
 from .runtime import current
@@ -14,9 +15,9 @@ _TWO_BLOCKS = 113 << 10
 
 
 def _columns(columns: int) -> int:
-    """Columns of a block: twice 32 where most multiprocessors then have a block, and none has two."""
-    tiles = columns // 64
-    return 64 if columns % 64 == 0 and MULTIPROCESSORS // 2 < tiles <= MULTIPROCESSORS else 32
+    """Columns of a block: twice 32 where most multiprocessors then have one, and none two; or nearly all have two."""
+    tiles, one = columns // 64, MULTIPROCESSORS
+    return 64 if columns % 64 == 0 and (one // 2 < tiles <= one or one * 8 // 5 < tiles <= one * 2) else 32
 
 
 def direct_product(op: str, family: str, a, weights: Weights, out) -> bool:
@@ -40,7 +41,7 @@ def direct_product(op: str, family: str, a, weights: Weights, out) -> bool:
         rows, columns, depth, a, weights.words, weights.scales, weights.zeros, out, weights.group, weights.zero,
         length, chains, room,
     ]  # fmt: skip
-    name = f"{weights.kernel}_{NAMES[kind(a)]}_direct_{broad}"
+    name = f"{weights.kernel}_{NAMES[kind(a)]}_direct_{broad}{EARLY}"
     start(op, family, name, columns // broad, (32 * chains, 1), args, shared(broad))
     return True
 

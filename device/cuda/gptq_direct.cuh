@@ -1,8 +1,10 @@
 // Products of very few rows with GPTQ's words: the numbers of w4a16.cuh, in its order. A block has 32 columns or twice as
 // many, a warp a chain of them, whose words it sends for into a ring of its own, so that much is under way at all times. The
 // four lanes of a group read the same words and take a pair of codes each. What takes time is instructions: so a ring's stages
-// are unrolled, and scales and zero points are read once a group.
+// are unrolled, and scales and zero points are read once a group. They start early; where a block fills a multiprocessor the
+// next kernel's may come as soon as it leaves, while two smaller ones would have to make room for it.
 #pragma once
+#include "early.cuh"
 #include "gptq_words.cuh"
 
 #ifdef __CUDACC__
@@ -51,6 +53,8 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
 #pragma unroll
         for (int i = 0; i < 8 / DOWN; ++i, from += line) copy_async(to + slot * SLOT + i * 512, from);
     };
+    if (HALVES > 1) others_may_start();
+    after_others();
     copy(true, 0);
     int size = (int)group_size, to_end = 0, next = size - first % size, rows_at = (int)chains * DIRECT_STAGES * SLOT;
     int group = first / size, groups = (first + count - 1) / size - group + 1;
@@ -160,6 +164,6 @@ VT_FN void gptq_direct(i64 rows, i64 columns, i64 depth, const void* a, const vo
         gptq_direct<KIND, SEQUENCE, HALVES>(rows, columns, depth, a, words, scales, zeros, out, group, zero, length,      \
                                             chains, (int)room, memory);                                                   \
     }
-#define GPTQ_DIRECT(NAME, KIND, SEQUENCE)          \
-    GPTQ_DIRECT_OF(NAME##_32, KIND, SEQUENCE, 1)   \
-    GPTQ_DIRECT_OF(NAME##_64, KIND, SEQUENCE, 2)
+#define GPTQ_DIRECT(NAME, KIND, SEQUENCE)              \
+    GPTQ_DIRECT_OF(NAME##_32_early, KIND, SEQUENCE, 1) \
+    GPTQ_DIRECT_OF(NAME##_64_early, KIND, SEQUENCE, 2)
