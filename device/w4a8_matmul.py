@@ -43,13 +43,17 @@ _FORMS = (_Form(1, 2, 4), _Form(2, 2, 3), _Form(4, 4, 3))
 
 
 class _Loaded(NamedTuple):
-    """A kernel of cuda/w4a8_loaded.cuh: rows a tile, groups side by side and in turns, stages; a stage's time."""
+    """A kernel of cuda/w4a8_loaded.cuh: rows a tile, groups side by side and in turns, stages; a stage's time.
+
+    rest : sums of a thread whose totals are in shared memory; a kernel that has some knows no experts.
+    """
 
     rows: int
     across: int
     turns: int
     stages: int
     cost: float
+    rest: int = 0
 
     def threads(self) -> int:
         return 128 + 128 * self.across * self.turns
@@ -60,7 +64,7 @@ class _Loaded(NamedTuple):
         stage = -(-(self.rows * 128 + self.across * 4608) // 1024) * 1024
         totals = self.across * self.rows * 256 if self.turns > 1 else 0
         barriers = 8 * (2 * self.stages + 4 * groups)
-        leaving = groups * self.rows * (128 + 4)
+        leaving = groups * (max(self.rows * 128, self.rest * 512) + self.rows * 4)
         return 1024 + self.stages * stage + leaving + totals + barriers + 4 * 4 * _MOST_EXPERTS
 
     def tiles(self, rows: int, columns: int) -> int:
@@ -69,18 +73,18 @@ class _Loaded(NamedTuple):
 
 _MOST_EXPERTS = 512
 _LOADED = (
-    _Loaded(16, 1, 4, 26, 0.175), _Loaded(16, 4, 1, 10, 0.515), _Loaded(32, 1, 4, 20, 0.205),
-    _Loaded(32, 2, 2, 13, 0.34), _Loaded(32, 4, 1, 8, 0.61), _Loaded(64, 1, 3, 13, 0.24), _Loaded(64, 2, 1, 11, 0.4),
-    _Loaded(128, 2, 1, 7, 0.485), _Loaded(176, 2, 1, 5, 0.585),
+    _Loaded(16, 1, 4, 26, 0.175), _Loaded(16, 4, 1, 10, 0.515), _Loaded(32, 1, 3, 20, 0.205),
+    _Loaded(32, 2, 2, 13, 0.34), _Loaded(32, 4, 1, 8, 0.61), _Loaded(64, 1, 2, 13, 0.24), _Loaded(64, 2, 1, 11, 0.4),
+    _Loaded(128, 2, 1, 7, 0.485), _Loaded(176, 2, 1, 5, 0.585), _Loaded(256, 2, 1, 3, 0.8, 64),
 )  # fmt: skip
 _DEEP = 16
 """Groups from which on it pays to deal rows out to more multiprocessors."""
 
 
-def loaded_form(experts: int, average: int, columns: int, groups: int) -> _Loaded:
+def loaded_form(experts: int, average: int, columns: int, groups: int, dense: bool) -> _Loaded:
     """The kernel for experts of so many rows: tiles as low as they are, or those that end soonest."""
-    fitting = [form for form in _LOADED if columns % (64 * form.across) == 0]
-    if groups < _DEEP and average <= fitting[-1].rows:
+    fitting = [form for form in _LOADED if columns % (64 * form.across) == 0 and (dense or not form.rest)]
+    if groups < _DEEP and average <= max(form.rows for form in fitting if not form.rest):
         rows = next(form.rows for form in fitting if average <= form.rows)
         fitting = [form for form in fitting if form.rows == rows]
 
@@ -128,7 +132,7 @@ def _product(op: str, a, words, tables, channel, token, experts: int, offsets, s
 def _loaded(op: str, args: list, target) -> None:
     """The product by tiles that the copy engine brings."""
     rows, columns, depth, experts, a = args[:5]
-    form = loaded_form(experts, -(-rows // experts), columns, depth // GROUP)
+    form = loaded_form(experts, -(-rows // experts), columns, depth // GROUP, args[9] is None)
     most = form.tiles(rows, columns) + min(rows, experts - 1) * form.tiles(1, columns)
     grid = min(most, MULTIPROCESSORS)
     rows_map = current().tensor_map(current().pointer(a), depth, rows, depth, form.rows)

@@ -156,7 +156,7 @@ EDGES: dict[str, list[dict]] = {
     "cutlass_w4a8_mm": [
         _w4a8(9, 1280, 128), _w4a8(16, 384, 256), _w4a8(40, 384, 128), _w4a8(70, 384, 256), _w4a8(150, 128, 128),
         _w4a8(40, 1920, 128),  # groups that take turns come round in their ring
-        _w4a8(9, 128, 17152), *(_w4a8(M, 128, N) for M, N in ((20, 8576), (20, 25600), (40, 8576))),
+        _w4a8(9, 128, 17152), *(_w4a8(M, 128, N) for M, N in ((20, 8576), (20, 25600), (40, 8576), (193, 8576))),
     ],
     "cutlass_w4a8_moe_mm": [
         _experts(40, 384, 128, 2), _experts(90, 128, 128, 3), _experts(100, 384, 256, 2),

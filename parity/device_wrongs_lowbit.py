@@ -67,6 +67,10 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "turns do not wait": ("barrier_wait(turns + 4 * group + warp, handed);", ""),
         "whole chains where there is half of one": ("onward(length);", "onward(CHAIN);"),
         "chains forget those before": ("total[j] += part[j];", "total[j] = part[j];"),
+        "totals of the first sums": (": part + 4 * (j + p);", ": part;"),
+        "totals in shared memory forget those before": (
+            "part[KEPT + 4 * j + e] += sum.x[e]", "part[KEPT + 4 * j + e] = sum.x[e]",
+        ),
         "do not wait for stages": ("wait_at(ready + 8 * stage, parity);", ""),
         "the first expert's channels": ("channel + expert * columns", "channel"),
         "the first rows' scales": ("? token[tile.top + row]", "? token[row]"),

@@ -100,6 +100,16 @@ def test_many_tiles_of_one_expert(device):
     assert_bytes(got, np.concatenate([run(device, "cutlass_w4a8_mm", dense(slice(70), 2))] * 2))
 
 
+def test_tiles_of_256_rows(device):
+    """Whose totals are in shared memory in part; a block has two of them."""
+    call = dense(slice(70))
+    want = np.concatenate([run(device, "cutlass_w4a8_mm", call)] * 5)[:300]
+    call |= {name: np.concatenate([call[name]] * 5)[:300] for name in ("a", "a_token_scales")}
+    costs = [form._replace(cost=form.cost if form.rest else 9.0) for form in w4a8_matmul._LOADED]
+    with mock.patch.multiple(w4a8_matmul, MULTIPROCESSORS=1, _LOADED=costs):
+        assert_bytes(run(device, "cutlass_w4a8_mm", call), want)
+
+
 @pytest.mark.parametrize("M", [3, 20])
 def test_little_shared_memory_gives_warps_more_parts(M):
     """A GPU with 99 KiB a block."""
