@@ -113,7 +113,7 @@ def _rotated(op: str, form: str, x, h, codes, scale, *more) -> None:
     size = h.shape[0]
     if x.size >= _MANY * x.shape[-1] > 0 and _at(x, 16) and _at(codes, 16):
         tiles = -(-x.size // _TILE)
-        most = 4 if current().capability() >= (10, 0) else 5
+        most = 5 if current().capability()[0] == 9 and tiles > 2 * 16 * MULTIPROCESSORS else 4  # two tiles a warp
         groups = min(most, current().shared_memory() // _GROUP_SHARED, -(-tiles // (4 * MULTIPROCESSORS)))
         blocks = min(-(-tiles // (4 * groups)), MULTIPROCESSORS)
         args = [x.size, x, settled(h), codes, scale, blocks, *more]

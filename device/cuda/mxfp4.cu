@@ -23,9 +23,15 @@
 // 3. Codes of sums out of float16s where none can be a tie, but for QuEST, whose sizes have no bound: 33 to 30 us for
 //    8192 x 4096 by 32, 44 to 39 by 128, 37 to 34 for NVFP4 by 16; the next rows come by whole runs.
 // 4. rotated_near.cuh, for many rows: tensor cores' sums say nearly every code, and groups of which they do not are summed
-//    in the mirror's order: 35.6 to 25.8 us for 8192 x 4096 by 32 (QuEST), 29.7 to 22.6, 39 to 30 by 128, 36 to 25 for NVFP4
+//    in the mirror's order: 35.6 to 25.8 us for 8192 x 4096 by 32 (QuEST), 29.7 to 22.7, 39 to 29 by 128, 36 to 25 for NVFP4
 //    by 16. One block of a multiprocessor, whose warps draw tiles: several look the matrix up more often, and more than two
 //    tiles of a warp under way take longer.
+// 5. Rows come as matrices, both halves of a vector are one chain of products, bounds follow from sums that are known, and
+//    addresses are made once: 22.8, 22.0, 28.0 and 23.4 us. Without the second value of each sum, which says whether its
+//    code is in doubt, it is 21.1, 21.1, 21.9 and 22.1; loads, products and stores alone take 21 to 21.6. By 128 a tile takes
+//    some 430 instructions, at half of those that could be issued in that time, with 16 warps as with 20. No better: groups
+//    in doubt in a list, which all warps share at the end, 768 threads, warps that wait for each other at each tile (26 to
+//    32 us).
 #include "early.cuh"
 #include "once.cuh"
 #include "rotated_near.cuh"
@@ -315,11 +321,11 @@ VT_FN void rotate_many(i64 count, const unsigned short* x, const uint2* h, i64 b
         rotate_by_any<R, 2>((uint4*)memory + group * ANY, base + group * ROTATED, count, x, h, 1, to);
 }
 
-// At most, device/mxfp4.py.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define MANY_THREADS 512  // more spill
-#else
+// At most, device/mxfp4.py: elsewhere more spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 #define MANY_THREADS 640
+#else
+#define MANY_THREADS 512
 #endif
 #define MANY_PARAMETERS                                                                                                \
     i64 count, const unsigned short *x, const uint2 *h, unsigned char *out, unsigned char *scales, i64 blocks
