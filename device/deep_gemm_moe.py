@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from vtlab.ops import providers
@@ -29,12 +31,12 @@ from .units import unit_of
 
 BLOCK = 128
 _FAMILY = "deep_gemm_moe"
-_THREADS, _WARPS, _CHUNK = 256, 8, 2048
+_THREADS, _WARPS, _CHUNK = 256, 8, 1024
 """Threads and warps of a block that finds places, and the choices that it sees."""
 _MOST_EXPERTS = 1024
 _DEEP = ((1 << 19, 4, 64), (1 << 16, 2, 128), (0, 1, 64))
 """Columns of bfloat16: vectors from which on a lane has so many, and threads of a block."""
-_WHOLE = 4 * _CHUNK
+_WHOLE = 8 * _CHUNK
 """Choices up to which one kernel does it all."""
 _GATHERED = 128
 """Threads of a block that gathers."""
@@ -43,6 +45,16 @@ _ROWS = 1024
 _MASKED_THREADS, _RESIDENT = 128, 7 * MULTIPROCESSORS
 """Threads of a block of the masked activation, and blocks, which share what rows there are."""
 _WORDS = np.dtype(np.int32)
+
+
+class _Scatter(NamedTuple):
+    """The kernels that copy rows to the places that others found, and that do it all."""
+
+    copy: str
+    whole: str
+
+
+_FLOATS, _EXPONENTS = _Scatter("ep_copy", "ep_whole"), _Scatter("ep_copy_packed", "ep_whole_packed")
 
 
 def _items(array) -> tuple[int, ...]:
@@ -54,18 +66,18 @@ def _items(array) -> tuple[int, ...]:
 def ep_scatter(a, a_scale, x, x_scale, topk_ids, expert_map=None, *, num_experts, alignment=BLOCK, out=None):
     """oracle.deep_gemm_moe.ep_scatter. What lies outside of `a`, and experts that there are not, are left out."""
     arrays = a, a_scale, x, x_scale, topk_ids, expert_map
-    return _scatter("ep_scatter", "ep_copy", *arrays, num_experts, alignment, out)
+    return _scatter("ep_scatter", _FLOATS, *arrays, num_experts, alignment, out)
 
 
 @providers.provider("ep_scatter_ue8m0", "cuda", PROVIDER)
 def ep_scatter_ue8m0(a, a_scale, x, x_scale, topk_ids, expert_map=None, *, num_experts, alignment=BLOCK, out=None):
     """oracle.deep_gemm_moe.ep_scatter_ue8m0, as ep_scatter."""
     arrays = a, a_scale, x, x_scale, topk_ids, expert_map
-    return _scatter("ep_scatter_ue8m0", "ep_copy_packed", *arrays, num_experts, alignment, out)
+    return _scatter("ep_scatter_ue8m0", _EXPONENTS, *arrays, num_experts, alignment, out)
 
 
-def _scatter(op: str, kernel: str, a, a_scale, x, x_scale, topk_ids, expert_map, num_experts, alignment, out):
-    """Places of all choices, then `kernel`'s copies."""
+def _scatter(op: str, kernels: _Scatter, a, a_scale, x, x_scale, topk_ids, expert_map, num_experts, alignment, out):
+    """Places of all choices, then copies, or both at once."""
     (tokens, choices), rows = topk_ids.shape, a.shape[0]
     inputs = (a, a_scale, x, x_scale, topk_ids, expert_map)
     m_indices, inverse = results(op, out, inputs, ((rows,), _WORDS), ((tokens, choices), _WORDS))
@@ -78,15 +90,15 @@ def _scatter(op: str, kernel: str, a, a_scale, x, x_scale, topk_ids, expert_map,
     named = num_experts if expert_map is None else len(expert_map)
     head = [topk_ids, int(topk_ids.dtype.itemsize == 8), count, expert_map, named, num_experts]
     if count <= _WHOLE:
-        _whole(op, kernel, head, alignment, inverse, m_indices, a, a_scale, x, x_scale)
+        _whole(op, kernels.whole, head, alignment, inverse, m_indices, a, a_scale, x, x_scale)
         return m_indices, inverse
     block, counts = (_THREADS, 1), scratch.array("ep_scatter", (chunks, num_experts), _WORDS)
     counted = [*head, chunks, counts, m_indices, rows]
     start(op, _FAMILY, f"ep_count{EARLY}", chunks, block, counted, 4 * num_experts)
     placed = [*head, chunks, alignment, counts, inverse, m_indices, rows]
-    start(op, _FAMILY, f"ep_place{EARLY}", chunks, block, placed, 4 * ((_WARPS + 1) * num_experts + 1))
+    start(op, _FAMILY, f"ep_place{EARLY}", chunks, block, placed, 4 * ((_WARPS + 2) * num_experts + 1))
     if rows:
-        name, units, moved = _moved(op, kernel, a, a_scale, x, x_scale)
+        name, units, moved = _moved(op, kernels.copy, a, a_scale, x, x_scale)
         threads = max(32, -(-units // (32 * -(-max(units, 1) // _THREADS))) * 32)
         start(op, _FAMILY, name, tokens, (threads, 1), [inverse, choices, units, *moved])
     return m_indices, inverse
@@ -104,7 +116,7 @@ def _moved(op: str, kernel: str, a, a_scale, x, x_scale) -> tuple[str, int, list
 def _whole(op: str, kernel: str, head: list, alignment: int, inverse, m_indices, a, a_scale, x, x_scale) -> None:
     """Few choices: places and copies by one kernel, where there are few tokens several blocks each."""
     (tokens, choices), rows = inverse.shape, a.shape[0]
-    name, units, moved = _moved(op, kernel.replace("copy", "whole"), a, a_scale, x, x_scale)
+    name, units, moved = _moved(op, kernel, a, a_scale, x, x_scale)
     parts = max(1, min(choices, MULTIPROCESSORS // max(tokens, 1)))
     args = [*head, alignment, inverse, m_indices, rows, tokens, parts, choices, units, *moved]
     blocks = tokens * parts + -(-rows // _ROWS)

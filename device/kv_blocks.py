@@ -13,14 +13,16 @@ from vtlab.ops.errors import ContractError
 from .early import EARLY
 from .faults import first_fault
 from .gather import gather
-from .launch import PROVIDER, results, start
+from .launch import MULTIPROCESSORS, PROVIDER, results, start
 from .runtime import current
 from .scratch import scratch
 from .units import heads_of, unit_of
 
 _FAMILY = "kv_blocks"
-_THREADS, _UNITS_EACH, _MOST_COPIES, _BLOCKS = 256, 4, 1024, 2048
+_THREADS, _UNITS_EACH, _MOST_COPIES, _BLOCKS = 256, 4, 1024, 2 * MULTIPROCESSORS
 """Units a thread and copies a launch, as in the .cu file; blocks of threads that fill a large GPU."""
+_FEW_THREADS = 64
+"""Threads of a block where there would be fewer larger ones than multiprocessors."""
 
 
 def _in_order(op, kernel, args):
@@ -47,13 +49,15 @@ def _move_blocks(op, ids, src, dst, blocks, steps, dims, item):
             unit = unit_of((src, dst), (run, head_step, offset, *steps))
             head_lanes = run // unit
             lanes = heads * head_lanes
-            chunks = -(-lanes // (_THREADS * _UNITS_EACH))
-            workers = min(count, -(-_BLOCKS // chunks)) if chunks else 0
+            few = count * lanes <= MULTIPROCESSORS * _THREADS * _UNITS_EACH
+            threads = _FEW_THREADS if few else _THREADS
+            chunks = -(-lanes // (threads * _UNITS_EACH))
+            workers = min(count, -(-_BLOCKS * _THREADS // (threads * chunks))) if chunks else 0
             args = [
                 count, chunks, workers, part, lanes, head_lanes, head_step // unit, from_place + offset,
                 steps[0] // unit, blocks[0], to_place + offset, steps[1] // unit, blocks[1], order,
             ]  # fmt: skip
-            start(op, _FAMILY, f"move_blocks_{unit}{EARLY}", chunks * workers, (_THREADS, 1), args)
+            start(op, _FAMILY, f"move_blocks_{unit}{EARLY}", chunks * workers, (threads, 1), args)
 
 
 @providers.provider("copy_blocks", "cuda", PROVIDER)

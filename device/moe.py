@@ -14,9 +14,10 @@ import numpy as np
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
+from .early import EARLY
 from .faults import first_fault
 from .judged import judged_by_norm
-from .launch import KINDS, PROVIDER, VECTOR, kind, results, start, vectors
+from .launch import KINDS, MULTIPROCESSORS, PROVIDER, VECTOR, kind, on_hopper, results, start, vectors
 from .runtime import current
 from .scratch import scratch
 
@@ -48,6 +49,8 @@ _CORES = (
 )  # fmt: skip
 """By pairs an expert, from which on a form serves, as in the .cu file: a higher tile reads less, a lower one wastes
 less."""
+_WIDE, _WIDE_LEAST, _WIDE_ROOM = _Form("moe_wide", 160, 256, threads=384), 16, 227 << 10
+"""Hopper's own, pairs an expert from which on it serves, and its shared memory, as in cuda/moe_wide.cuh."""
 _STEP = 16
 """Elements of K that tensor cores take at a time."""
 _FIXED = 2048
@@ -81,6 +84,14 @@ def _form(x, weight, dtype, pairs: int) -> _Form:
     return next(form for least, form in _CORES if pairs >= least * experts and form.shared <= room)
 
 
+def _wide(x, weight, pairs: int) -> bool:
+    """Whether experts have pairs enough for Hopper's tensor cores by the warp group, all in a tile."""
+    experts, columns, _ = weight.shape
+    counted = experts * columns < 2**31 and pairs * -(-columns // _WIDE.across) < 2**31 and x.size // VECTOR < 2**32
+    fits = counted and current().shared_memory() >= _WIDE_ROOM
+    return on_hopper() and fits and pairs >= _WIDE_LEAST * experts
+
+
 def most_tiles(pairs: int, experts: int, high: int) -> int:
     """Tiles of at most `high` pairs of one expert, or of none or of a wrong one, that there can be."""
     return min(pairs, pairs // high + min(pairs, experts + 2))
@@ -104,12 +115,12 @@ def by_expert(op: str, ids, experts: int, high: int) -> tuple[object, object, in
     if pairs <= _FEW_PAIRS:
         order, tiles = scratch.parts("moe", 4 * pairs, 16 * count)
         args = [pairs, experts, high, ids, order, tiles, count]
-        start(op, _FAMILY, "moe_sort", 1, (_SORTERS, 1), args, buckets)
+        start(op, _FAMILY, f"moe_sort{EARLY}", 1, (_SORTERS, 1), args, buckets)
     else:
         order, tiles, before, counts = scratch.parts("moe", 4 * pairs, 16 * count, 4 * pairs, parts * buckets)
-        start(op, _FAMILY, "moe_count", parts, (_COUNTERS, 1), [pairs, experts, ids, before, counts], buckets)
+        start(op, _FAMILY, f"moe_count{EARLY}", parts, (_COUNTERS, 1), [pairs, experts, ids, before, counts], buckets)
         args = [pairs, experts, high, ids, before, counts, parts, order, tiles, count]
-        start(op, _FAMILY, "moe_place", parts, (_COUNTERS, 1), args, counted)
+        start(op, _FAMILY, f"moe_place{EARLY}", parts, (_COUNTERS, 1), args, counted)
     return order, tiles, count
 
 
@@ -128,11 +139,20 @@ def moe_grouped_gemm(x, weight, ids, weights=None, *, out_dtype=None, out=None):
     if out is None:
         check_experts(_OP, ids, experts)
     form = _form(x, weight, dtype, pairs)
-    name = form.kernel + (f"_{_NAMES[kind(dtype)]}" if form.stages else "")
+    wide = form.stages and _wide(x, weight, pairs)
+    form = _WIDE if wide else form
+    name = form.kernel + (f"_{_NAMES[kind(dtype)]}" if form.stages or wide else "")
     order, tiles, count = by_expert(_OP, ids, experts, form.high)
     args = [
         choices if len(x) != pairs else 1, experts, columns, depth, x, kind(x), weight, kind(weight), ids, weights,
         target, kind(target), order, tiles, count,
     ]  # fmt: skip
-    start(_OP, _FAMILY, name, count * -(-columns // form.across), (form.threads, 1), args, form.shared)
+    grid = count * -(-columns // form.across)
+    if not wide:
+        start(_OP, _FAMILY, name, grid, (form.threads, 1), args, form.shared)
+        return target
+    place = current().pointer(weight)
+    weights_map = current().tensor_map(place, 2 * depth, experts * columns, 2 * depth, form.across)
+    grid = min(MULTIPROCESSORS, grid)
+    start(_OP, _FAMILY, name, grid, (form.threads, 1), [weights_map, *args, grid], _WIDE_ROOM)
     return target

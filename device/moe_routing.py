@@ -21,8 +21,8 @@ _CANDIDATES = 32 * 16
 """Bytes of shared memory for the candidates of a warp that holds its experts."""
 _BLOCK, _SUMMED = 128, 8
 """Threads of a block of sums, and choices that have a kernel of their own."""
-_WARPS, _ALONE = 4, 32 * MULTIPROCESSORS
-"""Tokens of a block, and tokens up to which each has one of its own: as many blocks as the GPU holds."""
+_WARPS, _ALONE = 4, 4 * MULTIPROCESSORS
+"""Tokens of a block, and tokens up to which each has one of its own."""
 
 
 @providers.provider("moe_router_topk", "cuda", PROVIDER)

@@ -68,8 +68,10 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "two tiles a head": ("at(of_head, down, across)", "at(of_head % 2, down, across)"),
         "the block before in float16": ("further(beyond(b, (s >> 2) * (MADE_TILE / 2)), s & 3), s > 0)",
                                         "further(beyond(b, (s >> 2) * (MADE_TILE / 2)), s & 3), 1)"),
-        "odd columns first": ("even = narrow_f16(x[0], x[2]), odd = narrow_f16(x[1], x[3])",
-                              "odd = narrow_f16(x[0], x[2]), even = narrow_f16(x[1], x[3])"),
+        "odd columns first": (
+            "even = e4m3_halves(pairs), odd = e4m3_halves(pairs >> 16)",
+            "odd = e4m3_halves(pairs), even = e4m3_halves(pairs >> 16)",
+        ),
         "columns as they lie in a tile": ("column[2 * (i & 1) + (i >> 2)]", "column[2 * (i >> 2) + (i & 1)]"),
         "one row's scales": ("row[i >> 1 & 1]", "row[0]"),
         "raw tiles before they are there": ("barrier_wait(full + stage, parity), fetch(stage)", "fetch(stage)"),

@@ -58,9 +58,11 @@ def test_a_token_has_its_bytes_in_any_batch(device, kind, each):
 def test_how_pairs_are_tiled_changes_no_byte(device, kind, monkeypatch):
     call = call_of(20, kind=kind)
     want = run(device, call)
-    for _, form in moe._CORES:
-        monkeypatch.setattr(moe, "_CORES", ((0, form),))
-        assert_bytes(run(device, call), want, form.kernel)
+    for least in (1 << 20, 0):
+        monkeypatch.setattr(moe, "_WIDE_LEAST", least)
+        for _, form in moe._CORES:
+            monkeypatch.setattr(moe, "_CORES", ((0, form),))
+            assert_bytes(run(device, call), want, form.kernel)
 
 
 def test_a_matrix_of_no_row_is_not_read(device):
@@ -147,16 +149,19 @@ def test_more_experts_than_a_block_can_count_are_not_sorted():
         call["weight"] = np.resize(call["weight"], (experts, N, K))
         little.launched.clear()
         assert_bytes(run(Emulated(little), call), want)
-        assert ("moe_sort" in little.launched) == sorts
+        assert ("moe_sort_early" in little.launched) == sorts
 
 
 def test_tiles_that_a_block_has_no_room_for():
-    """A GPU with 99 KiB a block takes the next lower ones, which give the same bytes."""
-    little = EmulatedRuntime()
-    little.shared_memory = lambda: 99 << 10
+    """GPUs before Hopper, and one with 99 KiB a block, take other ones, which give the same bytes."""
+    before, little = EmulatedRuntime(), EmulatedRuntime()
+    before.capability, little.shared_memory = lambda: (8, 0), lambda: 99 << 10
     call, plenty = call_of(300), EmulatedRuntime()
-    assert_bytes(run(Emulated(little), call), run(Emulated(plenty), call))
-    assert "moe_128_bf16" in plenty.launched and "moe_64_bf16" in little.launched
+    want = run(Emulated(plenty), call)
+    assert_bytes(run(Emulated(before), call), want)
+    assert_bytes(run(Emulated(little), call), want)
+    launched = [runtime.launched[-1] for runtime in (plenty, before, little)]
+    assert launched == ["moe_wide_bf16", "moe_128_bf16", "moe_64_bf16"]
 
 
 @pytest.mark.parametrize("experts", [40, 300, 520])

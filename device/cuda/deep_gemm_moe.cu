@@ -1,7 +1,7 @@
 // Around DeepGEMM's grouped products: tokens to the rows of their experts and back, SiLU products as e4m3 between them.
 //
 // The ladder:
-// 1. Places of a stable order: a warp counts 256 choices, 32 at a time, in a table of its own; tables of warps and of
+// 1. Places of a stable order: a warp counts 128 choices, 32 at a time, in a table of its own; tables of warps and of
 //    blocks are added up before and behind each other. No two runs differ, as they do with atomic places.
 // 2. ep_copy_*: a token's bytes are read once and written to all of its rows, eight at once.
 // 3. ep_whole_*: few choices are counted by every block, which moves its own token's bytes meanwhile.
@@ -12,8 +12,9 @@
 
 #define THREADS 256
 #define WARPS 8
-#define STEPS 8       // times 32 choices of a warp
-#define CHUNK 2048    // choices of a block, device/deep_gemm_moe.py
+#define STEPS 4       // times 32 choices of a warp
+#define CHUNK 1024    // choices of a block, device/deep_gemm_moe.py
+#define LOOKED_AT 8   // choices of a thread that counts all
 #define FLIGHT 8
 
 #ifdef __CUDACC__
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ep_place_early(CHOICES, i6
     VT_SHARED(memory);
     __shared__ int sums[WARPS];
     others_may_start();
-    int *table = (int*)memory, *starts = table + WARPS * experts;
+    int *table = (int*)memory, *starts = table + WARPS * experts, *ahead = starts + experts + 1;
     const Choices choices = CHOICES_GIVEN;
     int lane = threadIdx.x & 31, *mine = table + (threadIdx.x >> 5) * experts, found[STEPS];
     i64 first = (i64)blockIdx.x * CHUNK + (threadIdx.x >> 5) * (32 * STEPS) + lane;
@@ -89,38 +90,43 @@ extern "C" __global__ void __launch_bounds__(THREADS) ep_place_early(CHOICES, i6
     after_others();
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) found[step] = choices.expert(first + 32 * step);
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        unsigned same = lanes_with(found[step]);
-        if (found[step] >= 0 && (same & ((1u << lane) - 1)) == 0) mine[found[step]] += ones(same);
-        lanes_meet();
-    }
     starts_of<THREADS>((int)experts, starts, sums, [&](int e) {
-        int total = 0;
-#pragma unroll 8
-        for (i64 c = 0; c < chunks; ++c) total += counts[c * experts + e];
+        int total = 0, behind = 0;
+#pragma unroll 16
+        for (unsigned c = 0; c < (unsigned)chunks; ++c) {
+            int here = counts[c * (unsigned)experts + e];
+            if (c < blockIdx.x) behind += here;
+            total += here;
+        }
+        ahead[e] = behind;
         return (total + (int)alignment - 1) / (int)alignment * (int)alignment;
     });
+    unsigned same[STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        same[step] = lanes_with(found[step]);
+        if (found[step] >= 0 && (same[step] & ((1u << lane) - 1)) == 0) mine[found[step]] += ones(same[step]);
+        lanes_meet();
+    }
+    __syncthreads();
     for (int e = threadIdx.x; e < experts; e += THREADS) {
-        int before = 0;
+        int own[WARPS], before = starts[e] + ahead[e];  // of all chunks and warps that come first
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) own[warp] = table[warp * experts + e];
+#pragma unroll
         for (int warp = 0; warp < WARPS; ++warp) {
-            int own = table[warp * experts + e];
             table[warp * experts + e] = before;
-            before += own;
+            before += own[warp];
         }
-        int row = starts[e];
-#pragma unroll 8
-        for (unsigned c = 0; c < blockIdx.x; ++c) row += counts[c * experts + e];
-        starts[e] = row;
     }
     __syncthreads();
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         int expert = found[step];
-        unsigned same = lanes_with(expert), before = same & ((1u << lane) - 1);
-        int row = expert >= 0 ? starts[expert] + mine[expert] + ones(before) : -1;
+        unsigned before = same[step] & ((1u << lane) - 1);
+        int row = expert >= 0 ? mine[expert] + ones(before) : -1;
         lanes_meet();
-        if (expert >= 0 && before == 0) mine[expert] += ones(same);
+        if (expert >= 0 && before == 0) mine[expert] += ones(same[step]);
         lanes_meet();
         if (first + 32 * step >= count) continue;
         bool there = row >= 0 && row < rows;
@@ -151,11 +157,23 @@ struct Exponents {
     }
 };
 
+// What nobody reads soon, as many rows as there are.
+#ifdef __CUDACC__
+template <class U> VT_FN void put_away(U* to, const U& value) { __stcs(to, value); }
+#else
+template <class U> VT_FN void put_away(U* to, const U& value) { *to = value; }
+#endif
+
 // A token's bytes, `units` of U, and its scales on their way to rows `to`[0 ... choices - 1], those under 0 left out.
 #define ROWS_AT_ONCE 8
 #define UNITS 2
-template <class U> struct Moved {
+template <class U, bool MANY> struct Moved {
     U some[UNITS];
+
+    static VT_MEMBER void put(U* to, const U& value) {
+        if constexpr (MANY) put_away(to, value);
+        else *to = value;
+    }
 
     VT_MEMBER Moved(const U* x, i64 units) {
 #pragma unroll
@@ -176,13 +194,13 @@ template <class U> struct Moved {
                 i64 n = threadIdx.x + d * blockDim.x;
 #pragma unroll
                 for (int r = 0; r < ROWS_AT_ONCE; ++r)
-                    if (rows[r] >= 0 && n < units) a[rows[r] * units + n] = some[d];
+                    if (rows[r] >= 0 && n < units) put(a + rows[r] * units + n, some[d]);
             }
             for (i64 n = threadIdx.x + UNITS * blockDim.x; n < units; n += blockDim.x) {
                 U moved = x[n];
 #pragma unroll
                 for (int r = 0; r < ROWS_AT_ONCE; ++r)
-                    if (rows[r] >= 0) a[rows[r] * units + n] = moved;
+                    if (rows[r] >= 0) put(a + rows[r] * units + n, moved);
             }
             for (i64 g = threadIdx.x; g < scales; g += blockDim.x) {
                 S scale = given.of(token, g);
@@ -194,28 +212,28 @@ template <class U> struct Moved {
     }
 };
 
-// A token a block.
+// A token a block. There are many; blocks of another kernel that wait would take their place.
 template <class U, class S, class Scales>
 VT_FN void copies(const int* inverse, i64 choices, i64 units, const U* x, i64 stride, U* a, i64 scales,
                   const Scales& given, S* a_scale, i64 a_row, i64 a_group) {
-    others_may_start();
     const i64 token = blockIdx.x;
     x += token * stride;
     after_others();
-    const Moved<U> moved(x, units);
+    const Moved<U, true> moved(x, units);
     moved.to_rows(inverse + token * choices, (int)choices, units, x, a, token, scales, given, a_scale, a_row, a_group);
 }
 
 // Few choices: every block counts all of them and finds its own places. `parts` blocks share a token's choices; those
 // behind the last token's write m_indices, ROWS_A_BLOCK each.
 #define ROWS_A_BLOCK 1024
+#define FEW_TOKENS 128
 template <class U, class S, class Scales>
 VT_FN void whole_scatter(const Choices& all, i64 tokens, i64 choices, i64 parts, i64 alignment, int* inverse,
                          int* m_indices, i64 rows, i64 units, const U* x, i64 stride, U* a, i64 scales,
                          const Scales& given, S* a_scale, i64 a_row, i64 a_group) {
     VT_SHARED(memory);
     __shared__ int sums[WARPS], to[THREADS];
-    others_may_start();
+    if (tokens <= FEW_TOKENS) others_may_start();  // blocks that wait would take the place of those that work
     int *counts = (int*)memory, *before = counts + all.experts, *starts = before + all.experts;
     const i64 token = blockIdx.x / (unsigned)parts, part = blockIdx.x - token * parts;
     const bool moves = token < tokens;
@@ -224,13 +242,13 @@ VT_FN void whole_scatter(const Choices& all, i64 tokens, i64 choices, i64 parts,
     for (int e = threadIdx.x; e < 2 * all.experts; e += THREADS) counts[e] = 0;
     __syncthreads();
     after_others();
-    const Moved<U> moved(x, moves ? units : 0);
-    for (i64 n = threadIdx.x; n < all.count; n += STEPS * THREADS) {
-        int found[STEPS];
+    const Moved<U, false> moved(x, moves ? units : 0);
+    for (i64 n = threadIdx.x; n < all.count; n += LOOKED_AT * THREADS) {
+        int found[LOOKED_AT];
 #pragma unroll
-        for (int i = 0; i < STEPS; ++i) found[i] = all.expert(n + i * THREADS);
+        for (int i = 0; i < LOOKED_AT; ++i) found[i] = all.expert(n + i * THREADS);
 #pragma unroll
-        for (int i = 0; i < STEPS; ++i) {
+        for (int i = 0; i < LOOKED_AT; ++i) {
             if (found[i] < 0) continue;
             atomicAdd(counts + found[i], 1);
             if (n + i * THREADS < token * choices) atomicAdd(before + found[i], 1);

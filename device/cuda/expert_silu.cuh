@@ -140,7 +140,7 @@ template <int D, int T> VT_FN void silu_masked(MASKED_PARAMETERS) {
         at.scale = expert * expert_step + token * token_step + group * group_step;
         at.gate_step = at.codes_step = 128;
         at.scale_step = group_step;
-        if (kind != BF16) exact_group_codes(x, (int)kind, at, unit < total, codes, whole != 0, scales, ue8m0 != 0);
+        if ((int)kind != BF16) exact_group_codes(x, (int)kind, at, unit < total, codes, whole != 0, scales, ue8m0 != 0);
         else kept_group_codes<D>((const unsigned short*)x, at, unit < total, codes, whole != 0, scales, ue8m0 != 0);
     }
 }

@@ -20,7 +20,8 @@ VT_FN void move_blocks(i64 pairs, i64 chunks, i64 workers, const i64* ids, const
     unsigned worker = blockIdx.x / (unsigned)chunks, chunk = blockIdx.x - worker * (unsigned)chunks;
     others_may_start();
     after_others();
-    bool ordered = in_order != nullptr && *in_order != 0;
+    i64 from = ids[2 * worker], to = ids[2 * worker + 1];  // sent for together with the verdict
+    const bool ordered = in_order != nullptr && *in_order != 0;
     if (ordered && worker != 0) return;
     i64 within[UNITS_EACH];
     bool there[UNITS_EACH];
@@ -31,7 +32,7 @@ VT_FN void move_blocks(i64 pairs, i64 chunks, i64 workers, const i64* ids, const
         within[d] = there[d] ? entries.at(lane, head_stride) : 0;
     }
     for (i64 pair = worker; pair < pairs; pair += ordered ? 1 : workers) {
-        i64 from = ids[2 * pair], to = ids[2 * pair + 1];
+        if (pair != worker) from = ids[2 * pair], to = ids[2 * pair + 1];
         if (from < 0 || from >= src_blocks || to < 0 || to >= dst_blocks) continue;
         U held[UNITS_EACH];
 #pragma unroll
@@ -102,6 +103,10 @@ extern "C" __global__ void __launch_bounds__(256) block_ids_fit(i64 numbers, con
 }
 
 // Ranges of bytes: range i is `sizes[i]` bytes from `from[i]` of the source to `to[i]` of the target.
+struct Range {
+    i64 source, target, size;
+    int fault;
+};
 struct Ranges {
     i64 count;
     const i64 *from, *to, *sizes;
@@ -109,18 +114,19 @@ struct Ranges {
 
     enum { SIZE, SOURCE, TARGET, FINE };
 
-    VT_MEMBER int fault(i64 i) const {
-        i64 size = sizes[i];
-        if (size < 0) return SIZE;
-        if (from[i] < 0 || size > src_room || from[i] > src_room - size) return SOURCE;
-        if (to[i] < 0 || size > dst_room || to[i] > dst_room - size) return TARGET;
-        return FINE;
+    // All three numbers are sent for before one is looked at.
+    VT_MEMBER Range at(i64 i) const {
+        const i64 source = from[i], target = to[i], size = sizes[i];
+        const bool from_outside = (source < 0) | (size > src_room) | (source > src_room - size);
+        const bool to_outside = (target < 0) | (size > dst_room) | (target > dst_room - size);
+        return {source, target, size, size < 0 ? SIZE : from_outside ? SOURCE : to_outside ? TARGET : FINE};
     }
 };
 
-// `size` bytes by `threads` threads, of which this is number `first`; U where source and target agree modulo it.
-template <class U> VT_FN void move_as(const char* src, char* dst, i64 size, i64 first, i64 threads) {
-    i64 head = (i64)(-(u64)dst & (sizeof(U) - 1));
+// `size` bytes by `threads` threads, of which this is number `first`; U where source and target agree modulo it. WHOLE:
+// they begin and end with whole ones.
+template <class U, bool WHOLE = false> VT_FN void move_as(const char* src, char* dst, i64 size, i64 first, i64 threads) {
+    i64 head = WHOLE ? 0 : (i64)(-(u64)dst & (sizeof(U) - 1));
     head = head < size ? head : size;
     i64 body = (size - head) / (i64)sizeof(U), tail = head + body * (i64)sizeof(U);
     for (i64 begin = first; begin < body; begin += UNITS_EACH * threads) {
@@ -132,6 +138,7 @@ template <class U> VT_FN void move_as(const char* src, char* dst, i64 size, i64 
         for (int d = 0; d < UNITS_EACH; ++d)
             if (begin + d * threads < body) ((U*)(dst + head))[begin + d * threads] = held[d];
     }
+    if (WHOLE) return;
     if (first < head) dst[first] = src[first];
     if (first < size - tail) dst[tail + first] = src[tail + first];
 }
@@ -164,25 +171,28 @@ extern "C" __global__ void __launch_bounds__(256) move_ranges_early(RANGES, i64 
     const Ranges ranges = THE_RANGES;
     others_may_start();
     after_others();
+    const i64 i = count > 1 ? blockIdx.x / (unsigned)workers : 0, worker = blockIdx.x - i * workers;
+    const Range own = ranges.at(i);
     if (in_order != nullptr && *in_order != 0) {
         if (blockIdx.x != 0) return;
-        for (i64 i = 0; i < count; ++i) {
-            if (ranges.fault(i) != Ranges::FINE) continue;
-            u64 places = (u64)(src + from[i]) | (u64)(dst + to[i]) | (u64)sizes[i];
-            if (places % 16 == 0) move_overlapping<uint4>(src + from[i], dst + to[i], sizes[i]);
-            else move_overlapping<char>(src + from[i], dst + to[i], sizes[i]);
+        for (i64 each = 0; each < count; ++each) {
+            const Range range = ranges.at(each);
+            if (range.fault != Ranges::FINE) continue;
+            const u64 places = (u64)(src + range.source) | (u64)(dst + range.target) | (u64)range.size;
+            if (places % 16 == 0) move_overlapping<uint4>(src + range.source, dst + range.target, range.size);
+            else move_overlapping<char>(src + range.source, dst + range.target, range.size);
         }
         return;
     }
-    i64 i = blockIdx.x / (unsigned)workers, worker = blockIdx.x % (unsigned)workers;
-    if (ranges.fault(i) != Ranges::FINE) return;
-    i64 first = worker * blockDim.x + threadIdx.x, threads = workers * blockDim.x;
-    const char* source = src + from[i];
-    char* target = dst + to[i];
-    u64 apart = (u64)source ^ (u64)target;
-    if (apart % 16 == 0) move_as<uint4>(source, target, sizes[i], first, threads);
-    else if (apart % 4 == 0) move_as<unsigned>(source, target, sizes[i], first, threads);
-    else move_as<char>(source, target, sizes[i], first, threads);
+    if (own.fault != Ranges::FINE) return;
+    const i64 first = worker * blockDim.x + threadIdx.x, threads = workers * blockDim.x;
+    const char* source = src + own.source;
+    char* target = dst + own.target;
+    const u64 apart = (u64)source ^ (u64)target;
+    if (((u64)source | (u64)target | (u64)own.size) % 16 == 0) move_as<uint4, true>(source, target, own.size, first, threads);
+    else if (apart % 16 == 0) move_as<uint4>(source, target, own.size, first, threads);
+    else if (apart % 4 == 0) move_as<unsigned>(source, target, own.size, first, threads);
+    else move_as<char>(source, target, own.size, first, threads);
 }
 
 VT_FN bool meet(i64 a, i64 b, i64 size_a, i64 size_b) { return size_a && size_b && a < b + size_b && b < a + size_a; }
@@ -194,15 +204,13 @@ extern "C" __global__ void __launch_bounds__(MOST_COPIES) ranges_need_order_earl
     __shared__ i64 found, odd;
     const Ranges ranges = THE_RANGES;
     int i = threadIdx.x;
-    i64 source = 0, target = 0, size = 0;
     others_may_start();
     after_others();
     if (i == 0) found = odd = count;
-    if (i < count && ranges.fault(i) == Ranges::FINE) {
-        source = from[i];
-        target = to[i];
-        size = sizes[i];
-    }
+    Range own = {0, 0, 0, Ranges::FINE};
+    if (i < count) own = ranges.at(i);
+    const bool fine = own.fault == Ranges::FINE;
+    const i64 source = fine ? own.source : 0, target = fine ? own.target : 0, size = fine ? own.size : 0;
     __syncthreads();
     if (size && (size != sizes[0] || source % size || target % size)) atomicMin(&odd, (i64)i);
     __syncthreads();
@@ -231,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(256) ranges_fit(RANGES, i64* lowest
     const Ranges ranges = THE_RANGES;
     i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
-    int fault = ranges.fault(i);
+    const int fault = ranges.at(i).fault;
     if (fault != Ranges::FINE) atomicMin(lowest, (i64)fault << 56 | i);
 }
 

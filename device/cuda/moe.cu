@@ -2,9 +2,9 @@
 // pair p is a choice of a token and e = ids[p].
 //
 // `moe_sort`, one block, puts the pairs in the order of their experts and cuts each expert's into tiles of at most `high`
-// pairs, `moe_count` and `moe_place` do so with many; nobody but the device knows how many tiles there are, so the grid has blocks for the most that there can be. The
-// choices of few tokens are tiles of their own, unsorted. How pairs are tiled changes no byte: each element is summed in
-// one order in all kernels of its dtypes.
+// pairs, `moe_count` and `moe_place` do so with many; nobody but the device knows how many tiles there are, so the grid has
+// blocks for the most that there can be. The choices of few tokens are tiles of their own, unsorted. How pairs are tiled
+// changes no byte: each element is summed in one order in all kernels of its dtypes.
 //
 // The ladder:
 // 1. moe_exact_*: the order of matmul.cu, for any dtypes, widths and addresses: chain l of 32 is a sequence of fma over
@@ -17,6 +17,8 @@
 //    products, which is what tensor cores need to be busy.
 // 5. moe_128_*: twice the pairs and the warps, for experts with so many that hardly a tile is left half empty: shared
 //    memory, which has as much to do as the tensor cores there, is written less.
+// 6. moe_wide_*: on Hopper instead of 4 and 5, moe_wide.cuh.
+#include "early.cuh"
 #include "elements.cuh"
 #include "mma.cuh"
 
@@ -108,12 +110,14 @@ VT_FN void cut_into_tiles(int* next, int buckets, int experts, int high, uint4* 
 
 // One block, for few pairs.
 extern "C" __global__ void __launch_bounds__(1024)
-    moe_sort(i64 pairs, i64 experts, i64 high, const int* ids, int* order, uint4* tiles, i64 count) {
+    moe_sort_early(i64 pairs, i64 experts, i64 high, const int* ids, int* order, uint4* tiles, i64 count) {
     VT_SHARED(memory);
     int* next = (int*)memory;  // of each bucket: its pairs, then the place of the next one
     int buckets = (int)experts + 2, threads = blockDim.x;
+    others_may_start();
     for (int b = threadIdx.x; b < buckets; b += threads) next[b] = 0;
     __syncthreads();
+    after_others();
 #pragma unroll 4
     for (i64 pair = threadIdx.x; pair < pairs; pair += threads) atomicAdd(&next[bucket_of(ids[pair], (int)experts)], 1);
     __syncthreads();
@@ -126,11 +130,13 @@ extern "C" __global__ void __launch_bounds__(1024)
 // For many pairs, a block for each PART of them: how many of each bucket there are, and of them before each pair.
 #define PART 2048
 extern "C" __global__ void __launch_bounds__(512)
-    moe_count(i64 pairs, i64 experts, const int* ids, int* before, int* counts) {
+    moe_count_early(i64 pairs, i64 experts, const int* ids, int* before, int* counts) {
     VT_SHARED(memory);
     int *found = (int*)memory, buckets = (int)experts + 2;
+    others_may_start();
     for (int b = threadIdx.x; b < buckets; b += 512) found[b] = 0;
     __syncthreads();
+    after_others();
 #pragma unroll
     for (int i = 0; i < PART / 512; ++i) {
         i64 pair = (i64)blockIdx.x * PART + i * 512 + threadIdx.x;
@@ -141,10 +147,12 @@ extern "C" __global__ void __launch_bounds__(512)
 }
 // Each of those blocks again, once all have counted: where its pairs go; the first one has the tiles.
 extern "C" __global__ void __launch_bounds__(512)
-    moe_place(i64 pairs, i64 experts, i64 high, const int* ids, const int* before, const int* counts, i64 parts, int* order,
+    moe_place_early(i64 pairs, i64 experts, i64 high, const int* ids, const int* before, const int* counts, i64 parts, int* order,
               uint4* tiles, i64 count) {
     VT_SHARED(memory);
     int buckets = (int)experts + 2, *next = (int*)memory, *own = next + buckets;  // own: of the parts before this one
+    others_may_start();
+    after_others();
     for (int b = threadIdx.x; b < buckets; b += 512) {
         int sum = 0, here = 0;
 #pragma unroll 4
@@ -362,3 +370,10 @@ CORES(moe_64_bf16, BF16, 4, 8, 1, 8, 2, 2)
 CORES(moe_64_f16, F16, 4, 8, 1, 8, 2, 2)
 CORES(moe_128_bf16, BF16, 4, 8, 2, 8, 3, 1)
 CORES(moe_128_f16, F16, 4, 8, 2, 8, 3, 1)
+
+#include "moe_wide.cuh"
+
+#if VT_TILES
+WIDE(moe_wide_bf16, BF16, 160, 2, 2)
+WIDE(moe_wide_f16, F16, 160, 2, 2)
+#endif

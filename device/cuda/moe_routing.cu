@@ -1,4 +1,4 @@
-// Which experts each token goes to and with what weight, and the sum of what they gave.
+// Which experts each token goes to and with what weight; the sum of what they gave is moe_sum.cuh's.
 //
 // The ladder of the router:
 // 1. moe_router_any: a warp a token, lane l experts l, l + 32, ...; scores and the order of the choice in shared
@@ -9,9 +9,11 @@
 // 3. moe_router_groups: a warp a group, for few tokens.
 #include "early.cuh"
 #include "fp8_scales.cuh"
+#include "moe_sum.cuh"
 
 #define ALL_LANES 0xffffffffu
-#define SUMMED 8
+#define FEW_TOKENS 512
+#define MANY_TOKENS 4096
 
 // Codes ascend with the value as a choice goes by it: -0 is +0, NaN is below every number. 0: taken before.
 #define CODE_TAKEN 0u
@@ -329,7 +331,8 @@ template <int COUNT> VT_FN void route(i64 token, unsigned char* own, ROUTER_PARA
 
 template <int COUNT> VT_FN void router(ROUTER_PARAMETERS) {
     VT_SHARED(memory);
-    others_may_start();
+    // Blocks that wait would take the place of those that work, where these do not follow each other anyway.
+    if (tokens <= FEW_TOKENS || tokens > MANY_TOKENS) others_may_start();
     after_others();
     const int warp = threadIdx.x >> 5;
     const i64 token = (i64)blockIdx.x * (blockDim.x >> 5) + warp;
@@ -409,43 +412,3 @@ ROUTER(moe_router_any_early, 0)
 extern "C" __global__ void __launch_bounds__(256, 4) moe_router_groups_early(ROUTER_PARAMETERS, i64 size) {
     router_of_groups(ROUTER_NAMES, size);
 }
-
-// out[t] = x[t, 0] + x[t, 1] + ..., from +0: eight choices of a token under way together. All sums are one row of
-// `count` groups of V neighbours, per_row of them a token's.
-template <int V>
-VT_FN void moe_sum(i64 count, i64 per_row, const void* x, i64 choices, i64 kind, void* out, i64 magic, i64 shift) {
-    others_may_start();
-    const unsigned number = blockIdx.x * blockDim.x + threadIdx.x;
-    const unsigned row = whole_quotient(number, (unsigned)magic, (int)shift);
-    const i64 from = ((i64)row * (choices - 1) * per_row + number) * V, step = per_row * V;
-    after_others();
-    if (number >= count) return;
-    float total[V] = {};
-    for (i64 first = 0; first < choices; first += SUMMED) {
-        Raw<V> raw[SUMMED];
-#pragma unroll
-        for (int r = 0; r < SUMMED; ++r)
-            if (first + r < choices) raw[r] = fetch<V>(x, from + (first + r) * step, (int)kind);
-#pragma unroll
-        for (int r = 0; r < SUMMED; ++r) {
-            if (first + r >= choices) continue;
-            float y[V];
-            widen(y, raw[r], (int)kind);
-#pragma unroll
-            for (int j = 0; j < V; ++j) total[j] += y[j];
-        }
-    }
-    store(out, (i64)number * V, total, (int)kind);
-}
-
-#define SUM(NAME, V, ASSUMED)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(256)                                                            \
-        NAME(i64 count, i64 per_row, const void* x, i64 choices, i64 kind, void* out, i64 magic, i64 shift) {    \
-        VT_ASSUME(ASSUMED);                                                                                      \
-        moe_sum<V>(count, per_row, x, choices, kind, out, magic, shift);                                         \
-    }
-
-SUM(moe_sum_v1_early, 1, true)
-SUM(moe_sum_v8_early, 8, (int)kind != F32)
-SUM(moe_sum_bf16_8_v8_early, 8, (int)kind == BF16 && choices == SUMMED)
-SUM(moe_sum_f32_v8_early, 8, (int)kind == F32)
