@@ -7,16 +7,13 @@ from typing import NamedTuple
 from vtlab.ops.blocks import quant_traits
 
 from .early import EARLY
-from .launch import MULTIPROCESSORS, kind, start, vectors
+from .ggml_records import FAMILY, LANES, records
+from .launch import MULTIPROCESSORS, kind, start
 from .runtime import current
-from .scratch import scratch
 
-LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
-"""Types whose sums run in eight lanes."""
 _UNITS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 _MINIMUMS = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
-_FAMILY = "ggml_matmul"
-_BLOCK, _THREADS, _MOST = 256, 384, 128
+_THREADS, _MOST = 384, 128
 _LEAST = 64
 """Rows of the weight that a group takes at once."""
 
@@ -67,22 +64,12 @@ def choose(quant_type: str, rows: int) -> int:
 def launch(op, a, target, a_stride, b, stride, out_stride, quant_type, wide: int) -> None:
     (rows, depth), columns, lanes = a.shape, b.shape[0], quant_type in LANES
     form, across, stages = _form(quant_type, wide), -(-rows // wide), depth // 256
-    records = current().pointer(scratch.take("ggml activations", across * stages * form.record))
-    vectored = int(vectors(depth, (a, a_stride)))
-    count = across * wide * stages
-    if lanes:
-        args, each = [count, rows, stages], 32
-    else:
-        count *= 8
-        args, each = [count, rows, stages], 4
-    args += [a, a_stride, kind(a), vectored, records, form.record, wide]
-    if lanes:
-        args.append(form.share)
-    start(op, _FAMILY, f"ggml_halves_{256 if lanes else 32}", -(-count * each // _BLOCK), (_BLOCK, 1), args)
+    elements, tail = (256, [wide, form.share]) if lanes else (32, [wide])
+    coded = records(op, "ggml_halves", elements, a, a_stride, wide, stages, form.record, [stages], tail)
     slots = min(8, stages, (current().shared_memory() - form.beside - 256) // form.slot)
     shared = slots * form.slot + form.beside + 16 * slots
     tiles = -(-columns // form.rows) * across
     grid = min(MULTIPROCESSORS, tiles * (2 if wide == _MOST else 1))  # the last tiles of the widest are cut in two
-    args = [rows, columns, stages, b, stride, records, target, out_stride, kind(target), slots, grid]
+    args = [rows, columns, stages, b, stride, coded, target, out_stride, kind(target), slots, grid]
     name = f"ggml_{quant_type.lower()}_{wide}{EARLY}"
-    start(op, _FAMILY, name, grid, (_THREADS, 1), args, shared)
+    start(op, FAMILY, name, grid, (_THREADS, 1), args, shared)

@@ -10,7 +10,8 @@ from vtlab.ops.blocks import quant_traits
 from .codes import spread
 from .early import EARLY
 from .ggml import reachable
-from .ggml_rows import LANES, several_rows
+from .ggml_records import LANES
+from .ggml_rows import several_rows
 from .launch import MULTIPROCESSORS, PROVIDER, as_rows, check_places, kind, results, start
 from .runtime import current
 
@@ -52,12 +53,14 @@ _TILE = 8
 """Rows whose terms a warp keeps at once, with blocks of 32."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
-_SUMS = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 8, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
+_SUMS = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 0, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
 """Types of 256: sums that stand beside a block of the row's codes."""
 _ITEMS, _MOST_SLOTS, _TEAMS = {"Q6_K": 8}, 12, {"Q2_K": 4, "Q6_K": 2}
 """Blocks of sixteen rows in a slot of a ring, others `_MOST_ITEMS`; slots at most; teams of warps that have one each,
 others 1."""
 _MOST_ITEMS = 16
+_KEPT = {"Q3_K": 4096}
+"""Bytes of sums of tiles whose turn it is not."""
 _SIGNS = ("IQ2_XXS", "IQ3_XXS")
 _TABLES = 1024 + 256 * 256 + 42 * 8
 """Bytes of the i-quants' tables, of which each lane has its own, of what may lie before them, and of barriers."""
@@ -94,10 +97,10 @@ def _ring(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     """Slots of the ring and bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
     nbytes, lanes = quant_traits(quant_type).nbytes, quant_type in LANES
     items = _ITEMS.get(quant_type, _MOST_ITEMS)
-    slot, block, threes = _slot(nbytes, items), 260 + 2 * _SUMS[quant_type], quant_type == "Q3_K"
+    slot, block = _slot(nbytes, items), 260 + 2 * _SUMS[quant_type]
     if not lanes:
         slot, block = slot + 64 * items, block + 16
-    rest = 24 * _MOST_SLOTS + depth // 256 * (block + 768 * threes) + 1024 * threes
+    rest = 24 * _MOST_SLOTS + depth // 256 * block + _KEPT.get(quant_type, 0)
     most = 4 if quant_type == "Q6_K" and depth >= 8192 else _MOST_SLOTS  # 8192 x 8192: 17.8 us, not 18.9 with six
     slots = min(most, (room - rest) // slot)
     slots -= slots % _TEAMS.get(quant_type, 1)  # the same warps have a slot again and again

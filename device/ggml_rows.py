@@ -7,13 +7,11 @@ from typing import NamedTuple
 from vtlab.ops.blocks import quant_traits
 
 from .early import EARLY
-from .ggml_groups import LANES, by_groups
-from .launch import MULTIPROCESSORS, kind, start, vectors
+from .ggml_groups import by_groups
+from .ggml_records import FAMILY, LANES, records
+from .launch import MULTIPROCESSORS, kind, start
 from .runtime import current
-from .scratch import scratch
 
-_FAMILY = "ggml_matmul"
-_BLOCK = 256
 _EIGHT = 8
 """Rows of a that one product of the tensor cores takes; scratch holds whole eights."""
 _FEW, _MANY = 2, 8
@@ -61,25 +59,17 @@ def several_rows(op: str, a, target, a_stride: int, b, stride: int, out_stride: 
     at_once = _FEW if eights <= _FEW else _MANY
     form = _form(quant_type, at_once)
     stages = -(-depth // (256 * form.deep)) * form.deep
-    records = current().pointer(scratch.take("ggml activations", eights * stages * form.record))
-    wide = int(vectors(depth, (a, a_stride)))
-    count, units = eights * _EIGHT * stages, depth // 32
-    if elements == 256:
-        order = 1 if quant_type in LANES else 2 if quant_type.startswith("IQ") else 0
-        args, lanes = [count, rows, depth // 256, stages], 32
-    else:
-        count *= 8
-        order, args, lanes = stages, [count, rows, units], 4
-    args += [a, a_stride, kind(a), wide, records, form.record, order]
-    start(op, _FAMILY, f"ggml_codes_{elements}", -(-count * lanes // _BLOCK), (_BLOCK, 1), args)
+    units, order = depth // 32, 1 if quant_type in LANES else 2 if quant_type.startswith("IQ") else 0
+    head, tail = ([depth // 256, stages], [order]) if elements == 256 else ([units], [stages])
+    coded = records(op, "ggml_codes", elements, a, a_stride, _EIGHT, stages, form.record, head, tail)
     groups = -(-eights // at_once)
     shares, warps, slots, shared = _cut(columns, groups, at_once, form)
     # The copy engine takes sixteens of bytes, and whole stages.
     odd = current().pointer(b) % 16 or stride % 16 or b.shape[1] % 16 or depth % (256 * form.deep)
     bulk = int(not odd and current().capability() >= (9, 0))
-    args = [rows, columns, units, b, stride, records, target, out_stride, kind(target), shares, slots, bulk]
+    args = [rows, columns, units, b, stride, coded, target, out_stride, kind(target), shares, slots, bulk]
     name = f"ggml_{quant_type.lower()}_{'few' if at_once == _FEW else 'many'}{EARLY}"
-    start(op, _FAMILY, name, shares * groups, (32 * warps, 1), args, shared)
+    start(op, FAMILY, name, shares * groups, (32 * warps, 1), args, shared)
 
 
 def _cut(columns: int, groups: int, at_once: int, form: _Form) -> tuple[int, int, int, int]:

@@ -4,126 +4,32 @@
 // the weight as they lie, activations as the tensor cores take them (ggml_group_codes.cuh). A group takes 64 rows of the
 // weight apart in registers and multiplies them by all N; where sums run in eight lanes, it does so for OWN of these, and
 // LW groups have the same rows. Integers meet exactly; what leaves the tensor cores is scaled and added in the mirror's
-// order.
+// order. A group of its own that takes the weight apart into shared memory was slower: 512 rows by 14336 x 4096 took 250 us
+// with Q4_0 and 443 with Q4_K on an H200, where these groups take 213 and 365.
 #pragma once
-#include "early.cuh"
-#include "ggml_halves.cuh"
-#include "wgmma_registers.cuh"
-
-// Where a column's scale stands, so that four a thread needs lie side by side.
-VT_FN int scale_place(int n) { return ((n / 16) * 4 + n % 8 / 2) * 4 + n / 8 % 2 * 2 + n % 2; }
-
-struct Groups {
-    i64 rows, columns, stages, stride, out_stride;
-    const u8 *b, *records;
-    void* out;
-    int kind, slots, grid;
-};
+#include "ggml_group_sends.cuh"
 
 #if VT_TILES
 
-template <int TYPE, int N> struct Group {
-    using B = Block<TYPE>;
-    static constexpr int OWN = B::LANES ? 4 : 1, LW = B::LANES ? 2 : 1, ROWS = B::LANES ? 64 : 128;
-    static constexpr int CHUNK = B::BYTES * (B::LARGE ? 1 : 8);  // bytes of a row of a stage
-    static constexpr bool SKEWED = CHUNK % 16 != 0;
-    static constexpr int PIECES = (CHUNK + 15 + 14 * SKEWED) / 16, PITCH = 16 * (PIECES | 1);  // rows meet in no bank
-    // A stage's record of activations: codes, what minimums meet, scales.
-    static constexpr int LOWN = N / LW < 8 ? 8 : N / LW;  // columns whose minimums are a group's
-    static constexpr bool LOWS = B::LARGE && B::MINIMUM, SUMS = !B::LARGE && B::MINIMUM;
-    static constexpr int CODES = 512 * N, LOW = LOWS ? 128 * LOWN : SUMS ? 32 * N : 0, SCALES = B::LARGE ? 4 * N : 32 * N;
-    static constexpr int RECORD = CODES + LOW + SCALES, SLOT = (RECORD + ROWS * PITCH + 1023) / 1024 * 1024;
-    static constexpr int MEET_PITCH = 68, MEET = LW > 1 ? MEET_PITCH * N * 4 : 0;  // where lanes' sums meet
-    static constexpr int UNITS = TYPE == Q8_0 || TYPE == Q5_0 ? 2 : 8;  // of 32, together: more of them where registers last
-    static constexpr int LOW_BYTES = LOWS ? 256 * LOWN : 0;  // of a group's running minimums
-    // Words of the last two lanes stay in shared memory until their turn, for want of registers.
-    static constexpr bool STASH = B::LANES && TYPE != Q4_K && N > 32;
-    static constexpr int STEP = N < 64 ? N : 64, PARTS = N / STEP;  // columns of a product
-    static constexpr int MANY = 232, FEW = 40;  // registers of groups and of those that send
-    static constexpr int BUFFERS = N > 32 && B::LANES ? 1 : 2;
-    static constexpr int PLANES = TYPE == Q6_K ? 2 : 1;
-    static constexpr bool HALVES = !B::LANES && PARTS == 2;
+template <int TYPE, int N> struct Group : GroupSends<TYPE, N> {
+    using S = GroupSends<TYPE, N>;
+    using typename S::B; using S::OWN; using S::LW; using S::RECORD; using S::PITCH; using S::LOWN; using S::LOWS;
+    using S::SUMS; using S::CODES; using S::LOW; using S::SLOT; using S::MEET_PITCH; using S::MEET; using S::UNITS;
+    using S::LOW_BYTES; using S::STASH; using S::STEP; using S::PARTS; using S::MANY; using S::FEW; using S::BUFFERS;
+    using S::PLANES; using S::p; using S::ring; using S::warp; using S::meeting; using S::full; using S::empty;
+    using S::across; using S::items; using S::lows_of; using S::skew_of; using S::is_half; using S::tile_of_item;
+    using S::top_of; using S::send;
 
-    const Groups& p;
-    u8* ring;
-    int warp;
-
-    VT_MEMBER Group(const Groups& given, u8* memory) : p(given) {
-        ring = memory + (-(u64)memory & 1023);
-        warp = same_in_warp((int)threadIdx.x >> 5);
-    }
-    VT_MEMBER u8* meeting() const { return ring + p.slots * SLOT; }
-    VT_MEMBER u64* full() const { return (u64*)(meeting() + MEET + 2 * LOW_BYTES + 8192 * STASH); }
-    VT_MEMBER u64* empty() const { return full() + p.slots; }
-    VT_MEMBER int across() const { return (int)((p.rows + N - 1) / N); }
-    // The last tiles are cut in two where that lets more blocks have a part of them: rows in two, columns a group each.
-    VT_MEMBER int tiles() const { return (int)((p.columns + ROWS - 1) / ROWS) * across(); }
-    VT_MEMBER int whole() const {
-        int all = tiles(), last = all % p.grid;
-        return HALVES && 2 * last <= p.grid ? all - last : all;
-    }
-    VT_MEMBER int items() const { return 2 * tiles() - whole(); }
-    VT_MEMBER Four* lows_of(int group) const { return (Four*)(meeting() + MEET + group * LOW_BYTES); }
-    static VT_MEMBER int skew_of(int stage) { return SKEWED ? stage * CHUNK & 15 : 0; }
-
-    // Item `item` of the work: a tile, or the first or the last half of its rows.
-    VT_MEMBER bool is_half(int item) const { return HALVES && item >= whole(); }
-    VT_MEMBER int tile_of_item(int item) const { return is_half(item) ? whole() + (item - whole()) / 2 : item; }
-    VT_MEMBER i64 top_of(int item) const {
-        i64 top = (i64)(tile_of_item(item) / across()) * ROWS;
-        return is_half(item) ? top + (item - whole()) % 2 * (ROWS / 2) : top;
-    }
-
-    // Rows by a group's 128 threads, 16 bytes each at a time: one copy of a row by the copy engine costs as much as ten of
-    // these, since a warp starts its lanes' one after the other.
-    VT_MEMBER void send_rows(int item, int stage, int slot) const {
-        const int thread = (int)threadIdx.x & 127, stride = (int)p.stride;
-        const i64 top = top_of(item), left = p.columns - top, begin = (i64)stage * CHUNK - skew_of(stage);
-        int high = is_half(item) ? ROWS / 2 : ROWS;
-        if (left < high) high = (int)left;  // what no row is there for, nothing is made of
-        int row = thread / PIECES, piece = thread - row * PIECES, at = row * stride + 16 * piece;
-        const int end = SKEWED ? (int)(p.stages * CHUNK - begin) : 16 * PIECES;
-        const u8* from = p.b + top * p.stride + begin;
-        Spot to = spot_of(ring + slot * SLOT + RECORD) + row * PITCH + 16 * piece;
-        constexpr int DOWN = 128 / PIECES, ON = 128 % PIECES;
-#pragma unroll 3
-        for (int i = 0; i < (ROWS * PIECES + 127) / 128; ++i) {
-            if (row < high && (!SKEWED || 16 * piece < end)) copy_to(to, from + at);
-            row += DOWN, piece += ON, at += DOWN * stride + 16 * ON, to += DOWN * PITCH + 16 * ON;
-            if (piece >= PIECES) ++row, piece -= PIECES, at += stride - 16 * PIECES, to += PITCH - 16 * PIECES;
-        }
-        barrier_arrive_with_copies(full() + slot);
-    }
-    VT_MEMBER void send_record(int item, int stage, int slot) const {
-        if (((int)threadIdx.x & 127) != 0) return;
-        const u8* from = p.records + ((i64)(tile_of_item(item) % across()) * p.stages + stage) * RECORD;
-        barrier_expect(full() + slot, RECORD);
-        load_bytes(ring + slot * SLOT, from, full() + slot, RECORD);
-    }
-    VT_MEMBER void send() const {
-        const int first = (int)blockIdx.x, all = items();
-        int ahead = 0;
-        for (; ahead < p.slots && ahead < p.stages && first < all; ++ahead) send_rows(first, ahead, ahead);
-        after_others();  // what the activations became; weights were there before
-        int slot = 0, parity = 1, sent = 0;
-        for (int item = first; item < all; item += p.grid)
-            for (int stage = 0; stage < p.stages; ++stage) {
-                if (sent >= ahead) {
-                    barrier_wait(empty() + slot, parity);
-                    send_rows(item, stage, slot);
-                }
-                send_record(item, stage, slot);
-                sent += sent < ahead;
-                if (++slot == p.slots) slot = 0, parity ^= 1;
-            }
-    }
+    VT_MEMBER Group(const Groups& given, u8* memory) : S(given, memory) {}
 
     // Sums of N / 2 values a thread, as the tensor cores leave them: d[4 j + 2 h + i] is row 8 h + g, column 8 j + 2 t + i.
     static VT_MEMBER Four scales_of(const u8* scales, int j2, int t) { return *(const Four*)(scales + (4 * j2 + t) * 16); }
 
     // STEPS steps, of BODY at a time: products are under way while the sums of those before them leave. `issue(first, s)`
-    // starts step first + s, `leave(first, s)` adds. None is under way from one time to the next, which compilers forbid.
-    template <int STEPS, int BODY, class ISSUE, class LEAVE> static VT_MEMBER void in_turns(const ISSUE& issue, const LEAVE& leave) {
+    // starts step first + s, `fetch(first, s)` reads what it is scaled by, ahead of the wait, `leave(first, s)` adds. None is
+    // under way from one time to the next, which compilers forbid.
+    template <int STEPS, int BODY, class ISSUE, class FETCH, class LEAVE>
+    static VT_MEMBER void in_turns(const ISSUE& issue, const FETCH& fetch, const LEAVE& leave) {
 #pragma unroll 1
         for (int first = 0; first < STEPS; first += BODY) {
             if constexpr (BUFFERS == 2) issue(first, 0);
@@ -131,6 +37,7 @@ template <int TYPE, int N> struct Group {
             for (int s = 0; s < BODY; ++s) {
                 if (BUFFERS == 1) issue(first, s);
                 else if (s + 1 < BODY) issue(first, s + 1);
+                fetch(first, s);
                 if (BUFFERS == 2 && s + 1 < BODY) products_wait<1>();
                 else products_wait<0>();
                 leave(first, s);
@@ -143,6 +50,7 @@ template <int TYPE, int N> struct Group {
     VT_MEMBER void meet_units(float (&sum)[OWN][N / 2], const u8* const (&mine)[2], const u8* record, int t, int first) const {
         unsigned a[2][2][4];
         float d[2][2], m[2][2], c[BUFFERS][STEP / 2];
+        Four of_codes[STEP / 16], of_sums[STEP / 16];
         UnitHalves<TYPE> coming[2];
         auto fetch = [&](int u) {
 #pragma unroll
@@ -173,14 +81,21 @@ template <int TYPE, int N> struct Group {
                 products_close();
             },
             [&](int before, int s) {
-                const int k = s / COUNT & 1, q = s % COUNT, u = before / COUNT + s / COUNT;
-                float(&x)[STEP / 2] = c[s % BUFFERS];
-                products_there(x);
+                const int q = s % COUNT, u = before / COUNT + s / COUNT;
                 const u8 *sums = record + CODES + u * 4 * N + first * (4 * STEP), *scales = sums + LOW;
 #pragma unroll
                 for (int j2 = 0; j2 < STEP / 16; ++j2) {
-                    Four da = scales_of(scales, q * (STEP / 16) + j2, t), s;
-                    if constexpr (SUMS) s = scales_of(sums, q * (STEP / 16) + j2, t);
+                    of_codes[j2] = scales_of(scales, q * (STEP / 16) + j2, t);
+                    if constexpr (SUMS) of_sums[j2] = scales_of(sums, q * (STEP / 16) + j2, t);
+                }
+            },
+            [&](int, int s) {
+                const int k = s / COUNT & 1, q = s % COUNT;
+                float(&x)[STEP / 2] = c[s % BUFFERS];
+                products_there(x);
+#pragma unroll
+                for (int j2 = 0; j2 < STEP / 16; ++j2) {
+                    const Four &da = of_codes[j2], &s = of_sums[j2];
 #pragma unroll
                     for (int e = 0; e < 8; ++e) {
                         int h = e >> 1 & 1, i = (e >> 2) * 2 + (e & 1);
@@ -253,6 +168,12 @@ template <int TYPE, int N> struct Group {
             }
         }
         const u64 codes = tile_of(record);
+        Four of_codes[STEP / 16];  // one stage's, where registers last
+        auto fetch = [&](int, int s) {
+            if (STASH || (PARTS == 1 && s > 0)) return;
+#pragma unroll
+            for (int j2 = 0; j2 < STEP / 16; ++j2) of_codes[j2] = scales_of(scales, s % PARTS * (STEP / 16) + j2, t);
+        };
         in_turns<OWN * PARTS, OWN * PARTS>(
             [&](int, int s) {
                 const int l = s / PARTS, q = s % PARTS;
@@ -271,13 +192,14 @@ template <int TYPE, int N> struct Group {
                 }
                 products_close();
             },
+            fetch,
             [&](int, int s) {
                 const int l = s / PARTS, q = s % PARTS;
                 float(&x)[STEP / 2] = c[s % BUFFERS];
                 products_there(x);
 #pragma unroll
                 for (int j2 = 0; j2 < STEP / 16; ++j2) {
-                    Four da = scales_of(scales, q * (STEP / 16) + j2, t);
+                    const Four da = STASH ? scales_of(scales, q * (STEP / 16) + j2, t) : of_codes[j2];
 #pragma unroll
                     for (int e = 0; e < 8; ++e) {
                         float& held = sum[l][q * (STEP / 2) + 8 * j2 + e];

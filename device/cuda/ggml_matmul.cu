@@ -11,6 +11,7 @@
 #include "ggml_pairs.cuh"
 #include "ggml_rows.cuh"
 #include "ggml_signs.cuh"
+#include "ggml_threes.cuh"
 
 // What the tensor cores take of eight rows and 256 k stands together: `size` bytes, its scales after `beside`, its sums
 // after `codes`. Where a lane's codes of unit `unit` and eight neighbours `part` begin, four of them, and the four after
@@ -97,7 +98,8 @@ extern "C" __global__ void __launch_bounds__(256)
     PRODUCT(name##_few_early, (Block<TYPE>::LANES ? 448 : Block<TYPE>::LARGE ? 384 : 512), TYPE, 2)                                 \
     PRODUCT(name##_many_early, (Block<TYPE>::LARGE ? 256 : 512), TYPE, 8) \
     ROW(name##_row_early, FORM, FORM##_warps, TYPE)
-constexpr int in_pairs_warps = CREW + 1, in_tiles_warps = CREW + SENDERS + ADDERS, in_signs_warps = ALL_WARPS;
+constexpr int in_pairs_warps = CREW + 1, in_tiles_warps = CREW + SENDERS + ADDERS, in_signs_warps = ALL_WARPS,
+              in_threes_warps = in_tiles_warps;
 
 PRODUCTS(ggml_q4_0, Q4_0, in_pairs)
 PRODUCTS(ggml_q4_1, Q4_1, in_pairs)
@@ -105,7 +107,7 @@ PRODUCTS(ggml_q5_0, Q5_0, in_pairs)
 PRODUCTS(ggml_q5_1, Q5_1, in_pairs)
 PRODUCTS(ggml_q8_0, Q8_0, in_pairs)
 PRODUCTS(ggml_q2_k, Q2_K, in_tiles)
-PRODUCTS(ggml_q3_k, Q3_K, in_tiles)
+PRODUCTS(ggml_q3_k, Q3_K, in_threes)
 PRODUCTS(ggml_q4_k, Q4_K, in_tiles)
 PRODUCTS(ggml_q5_k, Q5_K, in_tiles)
 PRODUCTS(ggml_q6_k, Q6_K, in_tiles)

@@ -45,20 +45,6 @@ VT_FN void fetch_half(Half& f, const u8* const (&p)[2], const unsigned (&select)
     }
 }
 
-// Of Q3_K: two words of every 32 bytes, both of one half, and all of the scales. Lane t has 0 and 2, 1 and 3, 6 and 4, or 7
-// and 5: the first ones of eight rows meet in no bank, nor do the second ones.
-template <bool APART>
-VT_FN void fetch_threes(unsigned (&q)[2][9], const u8* const (&p)[2], const unsigned (&select)[2], int t) {
-    int one = 4 * t + (t & 2) * 8;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int i = 0; i < 6; ++i) q[r][i] = word_of<APART>(p[r] + (i & 1 ? one ^ 8 : one) + 32 * (i >> 1), select[r]);
-#pragma unroll
-        for (int i = 0; i < 3; ++i) q[r][6 + i] = word_of<APART>(p[r] + 96 + 4 * i, select[r]);
-    }
-}
-
 // The integers of lanes 2 t and 2 t + 1 of both rows, and the rows' factors. `low` is the first row's term of the
 // minimums for t = 0, the second one's for t = 1. `within`: where blocks begin after a multiple of 16.
 template <int TYPE>
@@ -106,58 +92,6 @@ VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const
             multiply_bytes(two, odd, x.z & m0, x.w & m1);
             if (c & 1) scaled<true>(total, one, two, s0[c >> 1], s1[c >> 1]);
             else scaled<false>(total, one, two, s0[c >> 1], s1[c >> 1]);
-        }
-    } else if constexpr (TYPE == Q3_K) {
-        // A code from -4 to 3 times its scale from -32 to 31, and 127: a byte of a word that is multiplied as one number.
-        unsigned select[2];
-        const u8* aligned[2];
-        low = 0.0f;
-        int either = 0, lanes = *(const int*)(sums + 2 * t);
-        total[0] = total[2] = dot2_low(lanes, 0x0081u, 0);  // -127 times the activations' sum
-        total[1] = total[3] = dot2_low(lanes, 0x8100u, 0);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            int apart = within[r] & 2;
-            either |= apart;
-            aligned[r] = p[r] - apart;
-            select[r] = apart ? 0x5432u : 0x3210u;
-            factor[r] = f16_at(p[r] + 108) * d;
-        }
-        unsigned q[2][9];  // of each row: two words of third bits, four of codes, three of scales
-        if (__any_sync(ALL, either)) fetch_threes<true>(q, aligned, select, t);
-        else fetch_threes<false>(q, aligned, select, t);
-        unsigned scales[2][2], third[2][2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            // Bytes of units 0 to 3 and 4 to 7, each of this lane's half of a unit.
-            unsigned four = permute(q[r][6], q[r][7], t < 2 ? 0x6420u : 0x7531u);
-            unsigned two = permute(q[r][8], 0, t < 2 ? 0x2020u : 0x3131u);
-            two = permute(two, two >> 2, 0x7610u) ^ 0x22222222u;
-            unsigned s0 = (four & 0x0f0f0f0fu) | (two << 4 & 0x30303030u);
-            unsigned s1 = (four >> 4 & 0x0f0f0f0fu) | (two & 0x30303030u);
-            scales[r][0] = s0 + (s0 & 0x20202020u) * 6;  // the sixth bit is a sign
-            scales[r][1] = s1 + (s1 & 0x20202020u) * 6;
-#pragma unroll
-            for (int i = 0; i < 2; ++i)  // third bits of units u and u + 2 four apart: bits 2 and 3 meet 4 and 5
-                third[r][i] = chosen(0x30303030u, q[r][i] << 2, chosen(0x0c0c0c0cu, q[r][i] >> 2, q[r][i]));
-        }
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            uint4 x = *(const uint4*)(codes + 256 * c);
-            int h = c >> 1, upper = 4 * (c & 1);  // units 2 c and 2 c + 1
-#pragma unroll
-            for (int v = 0; v < 2; ++v) {
-                unsigned b[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    int r = i & 1, word = i >> 1;
-                    unsigned two = q[r][2 + 2 * h + word] >> 2 * v, top = third[r][word];
-                    unsigned three = chosen(0x33333333u, two, h && v ? top >> 1 : top << 2 - 2 * h - v);
-                    int s = dot4(scales[r][h], 1u << 8 * (2 * (c & 1) + v), 0);
-                    b[i] = (three >> upper & 0x07070707u) * (unsigned)s + times_plus((unsigned)s, 0u - 0x04040404u, 0x7f7f7f7fu);
-                }
-                multiply_unsigned(total, b, v ? x.z : x.x, v ? x.w : x.y);
-            }
         }
     } else {
         // Codes less 32 are their six bits with the upper one turned over, four times as large at the top of a byte.

@@ -69,11 +69,12 @@ VT_FN Spot spot_of(const void* shared) {
     asm volatile("mov.b32 %0, %1;" : "=r"(spot) : "r"((unsigned)__cvta_generic_to_shared(shared)));
     return spot;
 }
+// Shared memory whose address stays in a register: it would be asked for anew again and again.
+VT_FN u8* in_register(u8* shared) { return (u8*)__cvta_shared_to_generic(spot_of(shared)); }
 VT_FN void copy_to(Spot to, const void* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 VT_FN int ones_of(unsigned bits) { return __popc(bits); }
-VT_FN int sum_of_warp(int x) { return __reduce_add_sync(ALL, x); }
 // Bytes of b and a by the lowest four nibbles of `select`: 0 to 3 are a's, and from 8 on their upper bits alone.
 VT_FN unsigned picked(unsigned a, unsigned b, unsigned select) {
     unsigned found;
@@ -133,12 +134,9 @@ static inline void team_meets(int team, int threads) {
 }
 typedef u8* Spot;
 static inline Spot spot_of(u8* shared) { return shared; }
+static inline u8* in_register(u8* shared) { return shared; }
 static inline void copy_to(Spot to, const void* global) { copy_async(to, global); }
 static inline int ones_of(unsigned bits) { return __builtin_popcount(bits); }
-static inline int sum_of_warp(int x) {
-    for (int m = 16; m >= 1; m /= 2) x += __shfl_xor_sync(ALL, x, m);
-    return x;
-}
 static inline unsigned picked(unsigned a, unsigned b, unsigned select) {
     unsigned long long both = (unsigned long long)b << 32 | a;
     unsigned found = 0;

@@ -14,15 +14,12 @@ template <int TYPE> struct Tiles {
     static constexpr int AT_ONCE = SUMS == 1 ? 4 : 1;  // blocks of sixteen rows that a warp has
     static constexpr int MATES = ITEMS / AT_ONCE, TEAMS = CREW / MATES;  // MATES: warps of a slot
     static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
-    static constexpr bool LANE_SUMS = TYPE == Q3_K;               // sums of the activations by lanes, not by units
-    static constexpr int A_SUMS = LANE_SUMS ? 8 : MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
+    static constexpr int A_SUMS = MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
     static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
     // From row to row of a slot: rows' words of one number meet in no bank.
     static constexpr int PITCH = ALIGNED ? ITEMS * BYTES + 32 : 16 * ((ITEMS * BYTES + 80) / 16 | 1);
     static constexpr int SLOT = 16 * PITCH;
-    // From block to block of the row of a: four meet in no bank. Of Q3_K each word stands there four times, with one byte
-    // each and zeros, and after all blocks there are more of these.
-    static constexpr int CODES = SUMS == 1 ? 272 : TYPE == Q3_K ? 1024 : 256, NOTHING = TYPE == Q3_K ? 1024 : 0;
+    static constexpr int CODES = SUMS == 1 ? 272 : 256;  // from block to block of the row of a: four meet in no bank
 
     // Where the stretch begins that has blocks from number `item` of a slot on: the 16 bytes that its first one is in.
     static VT_MEMBER int start_of(int item) {

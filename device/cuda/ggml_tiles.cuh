@@ -3,17 +3,17 @@
 // Senders bring bytes by the copy engine: a slot of a ring is sixteen rows by up to sixteen blocks, neighbours in the
 // order of tiles and, within a tile, of blocks, so that a slot may end one tile and begin another: two stretches of a
 // row. They send for the first slots before anybody else has begun, and for the others once the row of a is coded: loads
-// of it would wait for all that. Sixteen warps code that row first; then they take a slot's blocks, one at a time on the tensor cores where sums run in eight
-// lanes (ggml_meet.cuh), else four (ggml_whole.cuh), and leave their terms where the block was, or beside
-// the ring. Adders add terms in the order of blocks and hand the slot back. Nobody waits for a neighbour, but for bytes,
-// for terms or for a slot.
+// of it would wait for all that. Sixteen warps code that row first; then they take a slot's blocks, one at a time on the
+// tensor cores where sums run in eight lanes (ggml_meet.cuh), else four (ggml_whole.cuh), and leave their terms where the
+// block was, or beside the ring. Adders add terms in the order of blocks and hand the slot back. Nobody waits for a
+// neighbour, but for bytes, for terms or for a slot.
 #pragma once
 #include "early.cuh"
 #include "ggml_meet.cuh"
 #include "ggml_share.cuh"
 #include "ggml_whole.cuh"
 
-// The row's codes, of each block its scale, and the sums of its units or of their halves, or by lanes.
+// The row's codes, of each block its scale, and the sums of its units or of their halves.
 template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
     using T = Tiles<TYPE>;
     int lane = threadIdx.x & 31, part = lane & 3, unit = lane >> 2;
@@ -26,13 +26,6 @@ template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
         u8* to = codes + (unit >> 1) * (T::CODES / 4) + (unit & 1) * 8;
         if constexpr (T::SUMS == 1) {
             *(uint2*)(codes + lane * 8) = {c.low, c.high};
-        } else if constexpr (TYPE == Q3_K) {  // words as lanes have them (ggml_meet.cuh), four times, byte by byte
-            to += (part >> 1) * 32 + ((part ^ part >> 1) & 1) * 4;
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                *(unsigned*)(to + 64 * k) = c.low & 0xffu << 8 * k;
-                *(unsigned*)(to + 64 * k + 16) = c.high & 0xffu << 8 * k;
-            }
         } else if constexpr (T::ALIGNED) {
             *(uint2*)(to + part * 16) = {c.low, c.high};
         } else {
@@ -46,16 +39,6 @@ template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
             if constexpr (!T::HALVES) total += __shfl_xor_sync(ALL, total, 2);
             unsigned short* to = w.sums + block * T::A_SUMS + (T::HALVES ? lane / 2 : unit);
             if (T::HALVES ? (part & 1) == 0 : part == 0) *to = (unsigned short)total;
-        }
-        if constexpr (T::LANE_SUMS) {
-#pragma unroll
-            for (int i = 0; i < 8; i += 2) {
-                unsigned four = i < 4 ? c.low : c.high;
-                int here = (int)picked(four, 0, i & 2 ? 0xaaa2u : 0x8880u);
-                int next = (int)picked(four, 0, i & 2 ? 0xbbb3u : 0x9991u);
-                int two = sum_of_warp(here + next * 65536);
-                if (lane == i) *(int*)(w.sums + block * 8 + i) = (two & 0xffff) | (two - (short)two & ~0xffff);
-            }
         }
         if (lane == 0) w.scales[block] = c.d;
     }
@@ -73,34 +56,46 @@ struct Place {
     }
 };
 
-// How far a sender has come, and the blocks that are left.
-struct Sent {
-    Place at;
+// One tile's blocks after the other's.
+struct InTurn {
+    int blocks;
+    Place place = {0, 0};
+    VT_MEMBER InTurn(int all) : blocks(all) {}
+    VT_MEMBER int tile() const { return place.tile; }
+    VT_MEMBER int block() const { return place.block; }
+    // Blocks of a tile that follow each other from here on, `left` at most.
+    VT_MEMBER int together(int left) const { return blocks - place.block < left ? blocks - place.block : left; }
+    VT_MEMBER void forward(int step) { place.forward(step, blocks); }
+};
+
+// How far a sender has come, and the blocks that are left, in their ORDER.
+template <class ORDER> struct Sent {
+    ORDER at;
     int slot, left;
     unsigned parity;
 };
 
 // Rows from the sixteen bytes that a stretch begins in, for so many slots at most; nothing past the weight is touched.
-template <int TYPE> VT_MEMBER void send_for(const Row& p, const Share& w, Sent& sent, int slots, bool wait) {
+template <int TYPE, class ORDER>
+VT_MEMBER void send_for(const Row& p, const Share& w, Sent<ORDER>& sent, int slots, bool wait) {
     using T = Tiles<TYPE>;
     int lane = threadIdx.x & 31, mine = ((int)threadIdx.x / 32 - CREW) * (16 / SENDERS) + lane;
     bool sends = lane < 16 / SENDERS;
-    Place& at = sent.at;
+    ORDER& at = sent.at;
     int& slot = sent.slot;
     for (; sent.left > 0 && slots > 0; --slots) {
         if (wait) phase_over(w.empty + slot, sent.parity);
         int count = sent.left < w.per ? sent.left : w.per;
         sent.left -= count;
         for (int item = 0; item < count;) {
-            int n = w.blocks - at.block < count - item ? w.blocks - at.block : count - item;
-            int row = w.first + 16 * at.tile + mine;
+            int n = at.together(count - item), row = w.first + 16 * at.tile() + mine;
             if (sends && row < w.last) {
-                const u8* from = p.b + row * p.stride + at.block * T::BYTES;
+                const u8* from = p.b + row * p.stride + at.block() * T::BYTES;
                 u8* to = w.ring + slot * T::SLOT + mine * T::PITCH + T::start_of(item);
                 int skew = T::ALIGNED ? 0 : (int)(unsigned long long)from & 15, end = skew + n * T::BYTES;
                 from -= skew;
                 int whole = T::ALIGNED ? end : end + 15 & ~15;
-                if (!T::ALIGNED && __builtin_expect(row + 1 == (int)p.columns && at.block + n == w.blocks, 0)) {
+                if (!T::ALIGNED && __builtin_expect(row + 1 == (int)p.columns && at.block() + n == w.blocks, 0)) {
                     whole = end & ~15;
 #pragma unroll 1
                     for (int i = whole; i < end; i += 2)
@@ -109,7 +104,7 @@ template <int TYPE> VT_MEMBER void send_for(const Row& p, const Share& w, Sent& 
                 if (whole) stretch(to, from, whole, w.full + slot);
             }
             item += n;
-            at.forward(n, w.blocks);
+            at.forward(n);
         }
         if (sends) arrive(w.full + slot);
         if (++slot == w.slots) {
@@ -206,8 +201,8 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
         g = lane & 7;
     }
     unsigned parity = 0;
-    Place at = {0, 0};
-    at.forward(slot * w.per + item, w.blocks);
+    InTurn at(w.blocks);
+    at.forward(slot * w.per + item);
     int skew[2];  // of the rows' first bytes: sixteen rows further on it is the same
 #pragma unroll
     for (int k = 0; k < 2; ++k)
@@ -219,22 +214,19 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
         if (item < w.per && before + item < w.all) {
             u8* held = w.ring + slot * T::SLOT;
             const u8* mine[2];
-            if (at.block != known) {  // where rows have as many blocks as slots, it is always the same
-                int begin = item - at.block, moved = begin > 0 ? 0 : -begin * T::BYTES;
-                int place = begin > 0 ? T::start_of(begin) + at.block * T::BYTES : item * T::BYTES;
+            if (at.block() != known) {  // where rows have as many blocks as slots, it is always the same
+                int begin = item - at.block(), moved = begin > 0 ? 0 : -begin * T::BYTES;
+                int place = begin > 0 ? T::start_of(begin) + at.block() * T::BYTES : item * T::BYTES;
 #pragma unroll
                 for (int k = 0; k < 2; ++k)
                     within[k] = (g + 8 * k) * T::PITCH + (T::ALIGNED ? item * T::BYTES : place + (skew[k] + moved & 15));
-                d = w.scales[at.block];
-                known = at.block;
+                d = w.scales[at.block()];
+                known = at.block();
             }
 #pragma unroll
             for (int k = 0; k < 2; ++k) mine[k] = held + within[k];
-            const u8* codes = w.codes + at.block * T::CODES;
-            if constexpr (TYPE == Q3_K) {  // even words of the activations have lanes 0 to 3, as columns g: others see zeros
-                codes = (g < 4) == ((t & 1) == 0) ? codes + (g & 3) * 64 + t * 16 : w.codes + w.blocks * T::CODES;
-            }
-            const unsigned short* sums = w.sums + at.block * T::A_SUMS;
+            const u8* codes = w.codes + at.block() * T::CODES;
+            const unsigned short* sums = w.sums + at.block() * T::A_SUMS;
             if constexpr (T::SUMS == 8) {
                 int total[4];
                 float factor[2], less;
@@ -261,7 +253,34 @@ template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
             slot -= w.slots;
             parity ^= 1;
         }
-        at.forward(T::TEAMS * w.per, w.blocks);
+        at.forward(T::TEAMS * w.per);
+    }
+}
+
+// What senders and adders do before the row of a is coded: the ring's barriers, those that `mates` warps arrive at, and
+// whatever is sent for first.
+template <int TYPE, class ORDER>
+VT_MEMBER void begin_ring(const Row& p, const Share& w, Sent<ORDER>& sent, int mates, int adders) {
+    int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    if (warp < CREW + SENDERS) {
+        if (lane == 0) {  // a warp a barrier: to begin one takes long
+#pragma unroll 1
+            for (int i = warp - CREW; i < w.slots; i += SENDERS) phases_begin(w.full + i, 16);
+            phases_seen();
+        }
+        team_meets(1, 32 * SENDERS);
+        after_others();
+        send_for<TYPE>(p, w, sent, w.blocks > CREW ? 2 : 1, false);  // any more would keep loads of a waiting
+    } else if (warp < CREW + SENDERS + adders) {
+        if (lane == 0) {
+#pragma unroll 1
+            for (int i = warp - CREW - SENDERS; i < w.slots; i += adders) {
+                phases_begin(w.done + i, 32 * mates);
+                phases_begin(w.empty + i, adders);
+            }
+            phases_seen();
+        }
+        after_others();
     }
 }
 
@@ -280,38 +299,20 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, in
     w.ones = (float*)(memory + 24 * MOST_SLOTS);
     w.ring = (u8*)w.ones + (T::SUMS == 1 ? slots * T::ITEMS * 64 : 0);
     w.codes = w.ring + slots * T::SLOT;
-    w.sums = (unsigned short*)(w.codes + w.blocks * T::CODES + T::NOTHING);
+    w.sums = (unsigned short*)(w.codes + w.blocks * T::CODES);
     w.scales = (float*)(w.sums + w.blocks * T::A_SUMS);
     w.first = begin_of((int)blockIdx.x, grid, (int)p.columns, each);
     w.last = begin_of((int)blockIdx.x + 1, grid, (int)p.columns, each);
     // A row of fewer blocks than a slot has fills it alone: a slot has blocks of two tiles at most.
     w.per = w.blocks < T::ITEMS ? w.blocks : T::ITEMS;
     w.all = (w.last - w.first + 15) / 16 * w.blocks;
-    Sent sent = {{0, 0}, 0, w.all, 1};
+    Sent<InTurn> sent = {InTurn(w.blocks), 0, w.all, 1};
     if (warp < CREW) {
         after_others();
         Eights eights(p, (int)threadIdx.x, 32 * CREW);
         code_tiles<TYPE>(w, eights);
-        for (int i = (int)threadIdx.x; i < T::NOTHING / 4; i += 32 * CREW) ((unsigned*)w.sums)[-1 - i] = 0;
-    } else if (warp < CREW + SENDERS) {
-        if (lane == 0) {  // a warp a barrier: to begin one takes long
-#pragma unroll 1
-            for (int i = warp - CREW; i < slots; i += SENDERS) phases_begin(w.full + i, 16);
-            phases_seen();
-        }
-        team_meets(1, 32 * SENDERS);
-        after_others();
-        send_for<TYPE>(p, w, sent, w.blocks > CREW ? 2 : 1, false);  // any more would keep loads of a waiting
-    } else if (warp < CREW + SENDERS + T::ADD) {
-        if (lane == 0) {
-#pragma unroll 1
-            for (int i = warp - CREW - SENDERS; i < slots; i += T::ADD) {
-                phases_begin(w.done + i, 32 * T::MATES);
-                phases_begin(w.empty + i, T::ADD);
-            }
-            phases_seen();
-        }
-        after_others();
+    } else {
+        begin_ring<TYPE>(p, w, sent, T::MATES, T::ADD);
     }
     __syncthreads();
     if (warp < CREW) meet_up<TYPE>(p, w);
