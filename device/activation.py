@@ -8,10 +8,13 @@ import numpy as np
 
 from vtlab.ops import providers
 
+from .early import EARLY
 from .launch import KINDS, PROVIDER, kind, map_rows, results, vectors
 
 _DEPTH = 2
 """Groups a thread of the gated kernels, as in the .cu file."""
+_BLOCK, _GUESS_BLOCK = 256, 128
+"""Threads of a block; of one that guesses and checks."""
 _FEW_ELEMENTS = 1 << 16
 """Under this an element a thread and access: it is the functions' own latency that takes the time."""
 _VARIANT = {"vt": 0, "vllm": 1, "vllm_native": 2}
@@ -24,12 +27,12 @@ def _flat(array) -> tuple[int, int]:
 
 def _gated(op, kernel, rows, width, wide, args):
     """Launch a gated kernel, or its form for the kind args[3] and the variant args[5]."""
-    wide = wide and rows * width >= _FEW_ELEMENTS
+    wide, ending = wide and rows * width >= _FEW_ELEMENTS, ""
     if wide and args[3] == KINDS["float32"]:
         kernel += "_f32"
-    elif wide and args[3] == KINDS["bfloat16"] and kernel == "silu":
-        kernel += "_rounded_bf16" if args[5] else "_bf16"
-    map_rows(op, "activation", kernel, rows, width, wide, args, _DEPTH)
+    elif wide and args[3] == KINDS["bfloat16"] and kernel in ("silu", "gelu"):
+        kernel, ending = kernel + ("_rounded_bf16" if args[5] else "_bf16"), EARLY
+    map_rows(op, "activation", kernel, rows, width, wide, args, _DEPTH, _GUESS_BLOCK if ending else _BLOCK, ending)
 
 
 def _halves(op, kernel, x, out, rounding, *more):

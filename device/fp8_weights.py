@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
 from .early import EARLY
 from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
-from .quant_fp8 import CODES, NAN_CODES, SCALES, TEAM, divider, whole_vectors
+from .quant_fp8 import CODES, NAN_CODES, SCALES, divider, whole_vectors
 from .runtime import current
 from .units import unit_of
 
@@ -19,7 +21,10 @@ _LINE_DEPTH, _BAND = 2, 4
 _FEW_LINE, _FEW_CHANNELS = 1 << 17, 1 << 15
 """Under so many vectors a thread has but one."""
 _LINE_BLOCKS, _CHANNEL_BLOCKS = (256, 128), (64, 128)
-_UNIT = 16
+_UNIT, _SHARDS = 16, 8
+"""Bytes that move at once, and shards of a launch."""
+_SHARD_DEPTH, _SHARD_BLOCK = 2, 128
+"""Units of _UNIT bytes a thread, as the kernel knows."""
 
 
 @providers.provider("scaled_fp8_quant_static_group", "cuda", PROVIDER)
@@ -71,16 +76,19 @@ def _channels(op: str, x, rows: int, stride: int, scale, target, rounding: str):
 
 @providers.provider("requantize_with_max_scale", "cuda", PROVIDER)
 def requantize_with_max_scale(weight, weight_scale, logical_widths, *, out=None):
-    """oracle.fp8_weights.requantize_with_max_scale: a launch for the largest scale, one for each shard."""
+    """oracle.fp8_weights.requantize_with_max_scale: a launch for every eight shards."""
     op, width, shards = "requantize_with_max_scale", weight.shape[1], len(weight_scale)
     target, scale = results(op, out, (weight, weight_scale), (weight.shape, CODES), ((1,), SCALES))
-    start(op, _FAMILY, "largest_of_scales", 1, (32, 1), [weight_scale, shards, scale])
     runtime, begin = current(), 0
     from_place, to_place = runtime.pointer(weight), runtime.pointer(target)
-    for shard, rows in enumerate(logical_widths):
-        count, offset = rows * width, begin * width
-        unit = _UNIT if unit_of((weight, target), (count, offset)) == _UNIT else 1
-        args = [count // unit, from_place + offset, weight_scale, shards, shard, to_place + offset]
-        start(op, _FAMILY, f"shard_codes_v{unit}{EARLY}", -(-(count // unit) // TEAM), (TEAM, 1), args)
-        begin += rows
+    for first in range(0, shards, _SHARDS):
+        ends = [width * rows for rows in itertools.accumulate(logical_widths[first : first + _SHARDS])]
+        unit = _UNIT if unit_of((weight, target), (begin, *ends)) == _UNIT else 1
+        count, each = ends[-1] // unit, _SHARD_BLOCK * (_SHARD_DEPTH if unit == _UNIT else 1)
+        inner = [end // unit for end in ends[:-1]] + [count] * (_SHARDS - len(ends))
+        args = [
+            count, from_place + begin, weight_scale, shards, first, *inner, to_place + begin, 0 if first else scale,
+        ]  # fmt: skip
+        start(op, _FAMILY, f"shard_codes_v{unit}{EARLY}", max(1, -(-count // each)), (_SHARD_BLOCK, 1), args)
+        begin += ends[-1]
     return target, scale

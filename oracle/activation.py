@@ -187,6 +187,7 @@ _TANH = "t = f32(tanh(sqrt(2 / pi) * (gate + 0.044715 * gate^3)))"
         {"...": (2, 3), "D": 5},
         {"...": (4,), "D": 33, "x": "bfloat16", "rounding": "vllm"},
         {"...": (4,), "D": 33, "x": "float16", "rounding": "vllm_native"},
+        {"...": (249,), "D": 264, "x": "float16"},
     ),
 )
 def gelu_and_mul(nx, x, *, rounding="vt"):

@@ -1,6 +1,7 @@
 // What products of FP4 codes in rows on Hopper have in common: scales of a lane's columns, how codes become operands of
 // tensor cores, the way of sums to the result.
 #pragma once
+#include "e4m3_halves.cuh"
 #include "fp4_product.cuh"
 #include "shared_places.cuh"
 
@@ -33,8 +34,7 @@ template <int FURTHER> VT_FN unsigned byte_at(SharedPlace at) {
 }
 // Two e4m3 codes as float32.
 VT_FN void two_scales(float (&x)[2], unsigned codes) {
-    unsigned halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((unsigned short)codes));
+    const unsigned halves = e4m3_halves(codes);
     asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(x[0]), "=f"(x[1]) : "r"(halves));
 }
 #else

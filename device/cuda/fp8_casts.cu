@@ -8,6 +8,7 @@
 // 4. Codes of e2m1 come from sums that round upwards and products that saturate, as in fp4.cuh; where there are many, from
 //    float16s (e2m1_halves.cuh) of the float32s just below the quotients, so that ties go down.
 #include "e2m1_lower.cuh"
+#include "e4m3_halves.cuh"
 #include "once.cuh"
 #include "powers.cuh"
 
@@ -184,19 +185,6 @@ struct Brains {
     VT_MEMBER unsigned size(unsigned top) const { return top; }
 };
 
-VT_FN void widen_e4m3(float* v, unsigned codes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    unsigned lo, hi;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(lo) : "h"((unsigned short)codes));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(hi) : "h"((unsigned short)(codes >> 16)));
-    v[0] = widen_f16(lo & 0xffffu), v[1] = widen_f16(lo >> 16);
-    v[2] = widen_f16(hi & 0xffffu), v[3] = widen_f16(hi >> 16);
-#else
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = e4m3_value(codes >> 8 * j & 0xffu);
-#endif
-}
-
 // In either half of a word, the largest of two of its four codes without signs; a NaN is passed over.
 VT_FN unsigned largest_codes(unsigned codes) {
     codes &= ~((nans_of(codes) >> 7) * 0xffu);
@@ -223,7 +211,7 @@ template <int W> struct Codes {
         unsigned words[W / 4];
         words_of(words, raw);
 #pragma unroll
-        for (int i = 0; i < W / 4; ++i) widen_e4m3(v + 4 * i, words[i]);
+        for (int i = 0; i < W / 4; ++i) e4m3_values(v + 4 * i, words[i]);
 #pragma unroll
         for (int j = 0; j < W; ++j) v[j] *= scale;
     }

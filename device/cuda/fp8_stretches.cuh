@@ -13,6 +13,7 @@
 // one. Clusters that share a's tiles, integer instructions in place of conversions, and the next operand made while products
 // are under way, were no faster.
 #pragma once
+#include "e4m3_halves.cuh"
 #include "elected.cuh"
 #include "fp8_exact.cuh"
 #include "wgmma_registers.cuh"
@@ -31,13 +32,10 @@
 VT_FN void halves_of(unsigned& even, unsigned& odd, unsigned codes) {
 #ifdef __CUDACC__
     unsigned pairs = __byte_perm(codes, 0u, 0x3120);
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(even) : "h"((unsigned short)pairs));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(odd) : "h"((unsigned short)(pairs >> 16)));
 #else
-    float x[4];
-    for (int i = 0; i < 4; ++i) x[i] = value_of(codes >> 8 * i & 0xffu, 0.0f);
-    even = narrow_f16(x[0], x[2]), odd = narrow_f16(x[1], x[3]);
+    unsigned pairs = (codes & 0xff0000ffu) | (codes & 0xff00u) << 8 | (codes >> 8 & 0xff00u);
 #endif
+    even = e4m3_halves(pairs), odd = e4m3_halves(pairs >> 16);
 }
 
 // Four 8 x 8 matrices into shared memory, as `fetch_matrices` has them out of it.

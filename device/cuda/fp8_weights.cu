@@ -7,10 +7,11 @@
 // 3. group_line*_early: bfloat16 without gaps, groups of whole vectors side by side: a scale a vector, quotients as
 //    products, started while the kernel before ends. group_channels*_early: a scale a channel: a thread has eight
 //    reciprocals and a band of rows. 50 us for 8192 x 5120 became 30.4; most of it had gone into whole quotients.
-// 4. shard_codes_v16: 16 codes a thread, converted in pairs; a shard a launch.
+// 4. shard_codes_v16_early: 16 codes at once, converted in pairs, of eight shards a launch, where every thread finds the
+//    largest scale: 16.6 us for 6144 x 5120, where launches for it and each of three shards took 21.6.
+#include "e4m3_halves.cuh"
 #include "early.cuh"
 #include "fast.cuh"
-#include "fp4.cuh"
 #include "fp8_scales.cuh"
 #include "rows.cuh"
 
@@ -188,55 +189,67 @@ VT_FN float largest_scale(const float* scales, i64 count) {
     return most;
 }
 
-extern "C" __global__ void __launch_bounds__(32) largest_of_scales(const float* scales, i64 count, float* out) {
-    if (threadIdx.x == 0) out[0] = largest_scale(scales, count);
-}
-
 // Four codes under another scale: their values to float16 in between.
 VT_FN unsigned recoded(unsigned word, float scale, float inverse) {
+    float v[4];
     unsigned out = 0;
+    e4m3_values(v, word);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-        const unsigned codes = word >> 16 * j & 0xffffu;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-        unsigned values;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"((unsigned short)codes));
-        const float lo = widen_f16(values & 0xffffu), hi = widen_f16(values >> 16);
-#else
-        const float lo = e4m3_value(codes & 0xffu), hi = e4m3_value(codes >> 8);
-#endif
-        const unsigned halves = narrow_f16(lo * scale, hi * scale);
+        const unsigned halves = narrow_f16(v[2 * j] * scale, v[2 * j + 1] * scale);
         out |= e4m3_pair(widen_f16(halves & 0xffffu) * inverse, widen_f16(halves >> 16) * inverse) << 16 * j;
     }
     return out;
 }
 
-// `count` units of a shard's codes; those of a weight that has one scale already stay.
-template <class U>
-VT_FN void shard_codes(i64 count, const U* weight, const float* scales, i64 shards, i64 shard, U* out) {
-    others_may_start();
-    i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+// `count` units of up to eight shards' codes, one after the other: the first ends before unit `end[0]`, and so on. Those of
+// a weight that has one scale already stay. `most`: where the largest scale goes, if anywhere.
+struct Shards {
+    const float* scales;
+    i64 count, first, end[7];
+    float* most;
+};
+template <class U, int DEPTH> VT_FN void shard_codes(i64 count, const U* weight, const Shards& of, U* out) {
+    const i64 begin = (i64)blockIdx.x * (blockDim.x * DEPTH) + threadIdx.x;
+    U codes[DEPTH];
     after_others();
-    if (at >= count) return;
-    U codes = weight[at];
-    if (!(scales[shards - 1] <= UNSET)) {
-        float scale = scales[shard], inverse = 1.0f / largest_scale(scales, shards);
-        if constexpr (sizeof(U) == 16) {
-            codes.x = recoded(codes.x, scale, inverse);
-            codes.y = recoded(codes.y, scale, inverse);
-            codes.z = recoded(codes.z, scale, inverse);
-            codes.w = recoded(codes.w, scale, inverse);
-        } else {
-            codes = (U)recoded(codes, scale, inverse);
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (begin + d * blockDim.x < count) codes[d] = weight[begin + d * blockDim.x];
+    const float largest = largest_scale(of.scales, of.count), inverse = 1.0f / largest;
+    const bool stay = of.scales[of.count - 1] <= UNSET;
+    if (of.most != nullptr && begin == 0) *of.most = largest;
+    others_may_start();
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d) {
+        const i64 at = begin + d * blockDim.x;
+        if (at >= count) continue;
+        if (!stay) {
+            int shard = 0;
+#pragma unroll
+            for (int s = 0; s < 7; ++s) shard += at >= of.end[s];
+            const float scale = of.scales[of.first + shard];
+            if constexpr (sizeof(U) == 16) {
+                codes[d].x = recoded(codes[d].x, scale, inverse);
+                codes[d].y = recoded(codes[d].y, scale, inverse);
+                codes[d].z = recoded(codes[d].z, scale, inverse);
+                codes[d].w = recoded(codes[d].w, scale, inverse);
+            } else {
+                codes[d] = (U)recoded(codes[d], scale, inverse);
+            }
         }
+        out[at] = codes[d];
     }
-    out[at] = codes;
 }
 
-#define SHARD_CODES(NAME, U)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(256) NAME(i64 count, const U* weight, const float* scales,       \
-                                                           i64 shards, i64 shard, U* out) {                       \
-        shard_codes(count, weight, scales, shards, shard, out);                                                   \
+#define SHARD_DEPTH 2  // units of 16 bytes a thread, device/fp8_weights.py
+
+#define SHARD_CODES(NAME, U, DEPTH)                                                                               \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
+        i64 count, const U* weight, const float* scales, i64 shards, i64 first, i64 end0, i64 end1, i64 end2,     \
+        i64 end3, i64 end4, i64 end5, i64 end6, U* out, float* most) {                                            \
+        const Shards of{scales, shards, first, {end0, end1, end2, end3, end4, end5, end6}, most};                 \
+        shard_codes<U, DEPTH>(count, weight, of, out);                                                            \
     }
-SHARD_CODES(shard_codes_v16_early, uint4)
-SHARD_CODES(shard_codes_v1_early, unsigned char)
+SHARD_CODES(shard_codes_v16_early, uint4, SHARD_DEPTH)
+SHARD_CODES(shard_codes_v1_early, unsigned char, 1)

@@ -36,11 +36,11 @@ template <int ALIGNED> VT_FN void two_words(unsigned (&w)[2], const u8* p) {
 }
 VT_FN unsigned word_of_halves(const u8* p) { return half_at(p) | half_at(p + 2) << 16; }
 
-// Values 8 e ... 8 e + 7 of unit u of the block at p.
+// Values 8 e ... 8 e + 7 of unit u of the block at p, which is not of Q6_K.
 template <int TYPE> VT_FN Eight eight_of(const u8* p, int u, int e) {
     using B = Block<TYPE>;
     constexpr int ALIGNED = B::ALIGNED;
-    constexpr int D = TYPE == Q2_K ? 80 : TYPE == Q3_K ? 108 : TYPE == Q6_K ? 208 : 0;
+    constexpr int D = TYPE == Q2_K ? 80 : TYPE == Q3_K ? 108 : 0;
     Eight k;
     unsigned(&q)[2] = k.q;
     const float whole = f16_at(p + D);
@@ -93,14 +93,6 @@ template <int TYPE> VT_FN Eight eight_of(const u8* p, int u, int e) {
         six_bits(six, p + 4, u);
         scale = six.s[0];
         minimum = six.m[0];
-    } else if constexpr (TYPE == Q6_K) {
-        unsigned high[2];
-        const int t = u & 3;
-        two_words<ALIGNED>(q, p + 64 * (u >> 2) + 32 * (t & 1) + 8 * e);
-        two_words<ALIGNED>(high, p + 128 + 32 * (u >> 2) + 8 * e);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) q[i] = (q[i] >> 4 * (t >> 1) & 0x0f0f0f0fu) | (high[i] >> 2 * t & 0x03030303u) << 4;
-        scale = (signed char)p[192 + 2 * u + (e >> 1)];
     } else {
         const u8* from = p + 2 + 8 * u;
         const unsigned a = word_of_halves(TYPE == IQ2_XXS ? from + 4 : p + 66 + 4 * u);
@@ -155,6 +147,37 @@ VT_FN void put_floats(float* out, const float (&v)[8], bool inside) {
     put_away(to + 2, {high[0], high[1], high[2], high[3]});
 }
 
+// Q6_K: a thread has the same eight of two units whose codes lie in the same bytes.
+VT_FN void lookup_q6_k(i64 rows, i64 width, i64 chunks, const u8* table, i64 stride, const void* ids, bool long_ids,
+                       void* out, int kind) {
+    const Place at = place<16>(rows, width, chunks);
+    const i64 token = at.row < rows ? at.row : 0;
+    const unsigned n = at.column < width ? (unsigned)at.column >> 4 : 0u;
+    const unsigned block = n >> 4, half = n >> 3 & 1u, unit = n >> 2 & 1u, e = n & 3u;
+    after_others();
+    const u8* row = table + (long_ids ? ((const i64*)ids)[token] : ((const int*)ids)[token]) * stride;
+    const u8* p = row + block * Block<Q6_K>::BYTES;
+    unsigned low[2], high[2];
+    two_words<2>(low, p + 64 * half + 32 * unit + 8 * e);
+    two_words<2>(high, p + 128 + 32 * half + 8 * e);
+    const u8* scales = p + 192 + 8 * half + 2 * unit + (e >> 1);
+    const float whole = f16_at(p + 208), scale[2] = {(float)(signed char)scales[0], (float)(signed char)scales[4]};
+    others_may_start();
+    const i64 to = token * width + block * 256 + half * 128 + unit * 32;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        Eight k;
+        float v[8];
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            k.q[h] = (low[h] >> 4 * i & 0x0f0f0f0fu) | (high[h] >> (2 * unit + 4 * i) & 0x03030303u) << 4;
+        k.scale = whole * scale[i];
+        values_of<Q6_K>(v, k);
+        if (kind == F32) put_floats((float*)out + to + 64 * i + 16 * (e >> 1), v, at.inside);
+        else if (at.inside) put_away((uint4*)((unsigned short*)out + to + 64 * i + 8 * e), narrow(v, kind).a);
+    }
+}
+
 // Two threads have a unit: the first and the third eight of it, and the others. What lies past the end is read elsewhere
 // and not stored.
 template <int TYPE>
@@ -184,21 +207,21 @@ VT_FN void lookup(i64 rows, i64 width, i64 chunks, const u8* table, i64 stride, 
     }
 }
 
-#define LOOKUP(NAME, TYPE)                                                                                            \
+#define LOOKUP(NAME, F)                                                                                               \
     extern "C" __global__ void __launch_bounds__(256)                                                                 \
         NAME(i64 rows, i64 width, i64 chunks, const u8* table, i64 stride, const void* ids, i64 long_ids, void* out,  \
              i64 kind) {                                                                                              \
-        lookup<TYPE>(rows, width, chunks, table, stride, ids, long_ids != 0, out, (int)kind);                         \
+        F(rows, width, chunks, table, stride, ids, long_ids != 0, out, (int)kind);                                    \
     }
-LOOKUP(ggml_rows_q4_0_v8_early, Q4_0)
-LOOKUP(ggml_rows_q5_0_v8_early, Q5_0)
-LOOKUP(ggml_rows_q8_0_v8_early, Q8_0)
-LOOKUP(ggml_rows_q4_1_v8_early, Q4_1)
-LOOKUP(ggml_rows_q5_1_v8_early, Q5_1)
-LOOKUP(ggml_rows_q2_k_v8_early, Q2_K)
-LOOKUP(ggml_rows_q3_k_v8_early, Q3_K)
-LOOKUP(ggml_rows_q4_k_v8_early, Q4_K)
-LOOKUP(ggml_rows_q5_k_v8_early, Q5_K)
-LOOKUP(ggml_rows_q6_k_v8_early, Q6_K)
-LOOKUP(ggml_rows_iq2_xxs_v8_early, IQ2_XXS)
-LOOKUP(ggml_rows_iq3_xxs_v8_early, IQ3_XXS)
+LOOKUP(ggml_rows_q4_0_v8_early, lookup<Q4_0>)
+LOOKUP(ggml_rows_q5_0_v8_early, lookup<Q5_0>)
+LOOKUP(ggml_rows_q8_0_v8_early, lookup<Q8_0>)
+LOOKUP(ggml_rows_q4_1_v8_early, lookup<Q4_1>)
+LOOKUP(ggml_rows_q5_1_v8_early, lookup<Q5_1>)
+LOOKUP(ggml_rows_q2_k_v8_early, lookup<Q2_K>)
+LOOKUP(ggml_rows_q3_k_v8_early, lookup<Q3_K>)
+LOOKUP(ggml_rows_q4_k_v8_early, lookup<Q4_K>)
+LOOKUP(ggml_rows_q5_k_v8_early, lookup<Q5_K>)
+LOOKUP(ggml_rows_q6_k_v8_early, lookup_q6_k)
+LOOKUP(ggml_rows_iq2_xxs_v8_early, lookup<IQ2_XXS>)
+LOOKUP(ggml_rows_iq3_xxs_v8_early, lookup<IQ3_XXS>)

@@ -1,8 +1,8 @@
 // Heads of tokens between plain rows and a paged cache of bytes: what both sides of a cache look like, teams of lanes
 // that share a head, stores as wide as addresses allow, and codes back to values.
 #pragma once
+#include "e4m3_halves.cuh"
 #include "found.cuh"
-#include "fp4.cuh"
 #include "fp8_scales.cuh"
 #include "rows.cuh"
 #include "units.cuh"
@@ -139,22 +139,6 @@ template <bool BRAIN> VT_FN unsigned own_maximum(unsigned a, unsigned b, int lan
     a = largest_of_lanes(a, lanes);
     b = largest_of_lanes(b, lanes);
     return odd ? b : a;
-}
-
-// Four codes as values.
-VT_FN void e4m3_values(float* v, unsigned word) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        unsigned halves;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((unsigned short)(word >> 16 * j)));
-        v[2 * j] = widen_f16(halves & 0xffffu);
-        v[2 * j + 1] = widen_f16(halves >> 16);
-    }
-#else
-#pragma unroll
-    for (int j = 0; j < 4; ++j) v[j] = e4m3_value(word >> 8 * j & 0xffu);
-#endif
 }
 
 // A code of e5m2 is the upper byte of a float16, a code of int8 a number.
