@@ -13,7 +13,8 @@ import numpy as np
 
 from vtlab.ops import providers
 
-from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start
+from .early import EARLY
+from .launch import KINDS, MULTIPROCESSORS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start
 from .norm import rms_norm, rms_norm_gated
 from .quant_fp8 import (
     CODES,
@@ -37,16 +38,21 @@ from .quant_fp8 import (
     whole_vectors,
     with_scales,
 )
+from .rings import as_integer, ring
+from .runtime import current
 from .scratch import scratch
 
 _GEMMA, _NATIVE = 1, 2
 _DEPTH, _GROUP_DEPTH, _KEPT_DEPTH, _GATED_DEPTH = 2, 2, 4, 4
 _WARP, _BLOCK5, _BLOCK_GROUP = 32, 5120, 64
-"""The longest row of the block5 kernels; the least group of those with a block a row."""
-_INT8, _SHIFT, _LEAST_SHIFT = 6, 7, 4
-"""Where a kernel's own arguments say that codes are of int8, and how wide groups are; the least that block5 takes."""
-_BLOCK = 64
-"""Threads of a block of SiLU, as silu_group_bf16_deep knows: small ones share a multiprocessor well."""
+"""The longest row of the block5 kernels; the least group of kernels with a row a block or team."""
+_INT8, _SHIFT, _LEAST_SHIFT, _CODES = 6, 7, 4, 16
+"""Where a kernel's own arguments say that codes are of int8, and how wide groups are; the least that a ring takes, and
+the codes that its threads store at once."""
+_RING_ROWS, _RING_WIDTH = 512, 512
+"""Rows and elements of one that are too few for a ring."""
+_BLOCK, _STATIC_BLOCK = 64, 128
+"""Threads of a block of SiLU, as silu_group_bf16_deep knows: small ones share a multiprocessor; of static codes."""
 _KEPT_BLOCK = 32
 """And of one of silu_group_kept_bf16_deep."""
 _FOUR, _FEW_GROUPS, _FEW_BLOCK = 4, 1 << 14, 128
@@ -80,10 +86,14 @@ def _normed(op, mode, x, weight, residual, eps, flags, codes, residual_out, extr
     if rows:
         args = [rows, width, x, stride, weight, residual, residual_stride, residual_out, np.float32(eps), flags, *extra]
         kernel = f"{mode}_{'alone' if residual is None else 'add'}"
-        fits = VECTOR * _WARP < width <= _BLOCK5 and not extra[_INT8]
-        if mode == "group":
-            fits = fits and extra[_SHIFT] >= _LEAST_SHIFT
-        if rows > FEW_ROWS and residual is None and fits:
+        alone = rows > FEW_ROWS and residual is None and width > VECTOR * _WARP
+        many = alone and mode == "group" and rows > _RING_ROWS and width > _RING_WIDTH
+        made = ring(rows, width, MULTIPROCESSORS) if many else None
+        if made is not None and extra[_SHIFT] >= _LEAST_SHIFT and current().pointer(codes) % _CODES == 0:
+            sent = [*map(as_integer, args), made.blocks]
+            name = f"{kernel}_ring{made.spans}{EARLY}"
+            start(op, "norm_quant", name, made.blocks, (made.threads, 1), sent, made.shared)
+        elif alone and mode != "group" and width <= _BLOCK5 and not extra[_INT8]:
             start(op, "norm_quant", f"{kernel}_block5", rows, (128, 1), args)
         else:
             form = "block4" if rows > FEW_ROWS and residual is not None else "few4"
@@ -191,9 +201,9 @@ def silu_and_mul_quant(x, scale, *, rounding="vt", out=None):
     rows, rounded = math.prod(x.shape[:-1]), rounding != "vt"
     wide, count = rows * half >= _FEW_ELEMENTS and whole_vectors(half, target, (x, 2 * half)), rows * half // VECTOR
     if wide and kind(x) == KINDS["bfloat16"] and count < 2**31:
-        kernel = f"silu_static{'_rounded' * rounded}_bf16"
+        kernel = f"silu_static{'_rounded' * rounded}_bf16{EARLY}"
         args = [rows, half // VECTOR, x, scale, target, NAN_CODES[rounding], *divider(half // VECTOR)]
-        start(op, "norm_quant", kernel, -(-count // (_BLOCK * _DEPTH)), (_BLOCK, 1), args)
+        start(op, "norm_quant", kernel, -(-count // (_STATIC_BLOCK * _DEPTH)), (_STATIC_BLOCK, 1), args)
     else:
         args = [x, kind(x), scale, target, NAN_CODES[rounding], int(rounded)]
         map_rows(op, "norm_quant", "silu_static", rows, half, wide, args, _DEPTH)
@@ -225,12 +235,13 @@ def silu_and_mul_per_block_quant(x, *, group_size=128, scale_ub=None, column_maj
             if count >= FEW_VECTORS and group_size >= deep * VECTOR:
                 kernel, depth = f"{kernel}_deep", deep
                 block = _KEPT_BLOCK if rounding == "vllm" else _BLOCK
+            kernel += EARLY
         if group_size == _ALONE and rows * half < _ALONE * _ALONE_GROUPS and kind(x) == KINDS["bfloat16"]:
             args += [lane_shift(group_size), *divider(half // _ALONE)]
-            start(op, "norm_quant", "silu_group_alone", rows * half // _ALONE, (_ALONE, 1), args)
+            start(op, "norm_quant", "silu_group_alone" + EARLY, rows * half // _ALONE, (_ALONE, 1), args)
         elif count < _FEW_GROUPS and kind(x) == KINDS["bfloat16"] and group_size <= _FOUR * _WARP:
             args += [lane_shift(group_size) + 1, *divider(half // _FOUR)]
-            start(op, "norm_quant", "silu_group_few", -(-2 * count // _FEW_BLOCK), (_FEW_BLOCK, 1), args)
+            start(op, "norm_quant", "silu_group_few" + EARLY, -(-2 * count // _FEW_BLOCK), (_FEW_BLOCK, 1), args)
         else:
             args += [lane_shift(group_size), *divider(half // VECTOR)]
             start(op, "norm_quant", kernel, -(-count // (block * depth)), (block, 1), args)

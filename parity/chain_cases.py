@@ -31,6 +31,7 @@ _MAPS = ((3, 8), (5, 33), (2, 264), (300, 8), (1, 4104), (0, 8))
 _BLOCKS = ((3, 16), (5, 80), (130, 48), (1, 272))
 _GROUPS = ((3, 128), (5, 256), (2, 384), (9, 2176), (40, 128), (0, 128))
 _WIDE_GROUPS = ((9, 5248), (1, 6272))
+_RINGS = ((40, 3088), (9, 4112), (9, 7184), (128, 2064))
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def chain_cases() -> Iterator[ChainCase]:
             program = trace(recipe, tuple(names.split()))
             blocks = _BLOCKS if program.group == 16 else ()
             wider = _WIDE_GROUPS if program.reductions else ()
+            if blocks and wider:
+                wider += _RINGS
             shapes = (*_GROUPS, *wider, *blocks) if program.group else _NORMS if program.reductions else _MAPS
             for rows, width in shapes:
                 yield ChainCase(recipe, tuple(names.split()), rows, width)

@@ -166,6 +166,12 @@ def _near_ties() -> np.ndarray:
     return x.astype(ml_dtypes.bfloat16)
 
 
+def _far_down(rows: int, width: int) -> np.ndarray:
+    """Gates from -86 to -118, and so large an `up` that their acts are seen."""
+    gate = -86 - np.arange(rows * width, dtype=np.float32).reshape(rows, width) / (rows * width / 32)
+    return np.concatenate([gate, np.full_like(gate, 3e38)], axis=1).astype(ml_dtypes.bfloat16)
+
+
 def _every_gate(up: float) -> np.ndarray:
     """[4, 2 * 16384]: every bfloat16 as a gate, against one factor, small ones with small ones."""
     gates = _HALVES.reshape(4, -1)
@@ -243,6 +249,7 @@ EDGES: dict[str, list[dict]] = {
                  clamp_limit=7.0),
         _columns(4097, 1024, x=np.tile(_draw(241, 256, seed=2), (17, 8)).astype(ml_dtypes.bfloat16)),
         _columns(4, 1 << 14, x=_every_gate(0.7109375)), _columns(3, 0),
+        _columns(2, 128, x=_far_down(2, 128)),
         *(_columns(3, 128, x=np.tile(np.float32([0, -0.0, 1, -1]), (3, 64)).astype(kind), beta=zero)
           for kind in (np.float32, ml_dtypes.bfloat16) for zero in (0.0, -0.0)),
         _columns(4, 1 << 14, x=_every_gate(-1.3), clamp_limit=2.3, ue8m0=True),

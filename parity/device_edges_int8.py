@@ -53,6 +53,8 @@ EDGES: dict[str, list[dict]] = {
     "requantize_with_max_scale": [
         {"N": 8, "K": 32, "S": 3, "logical_widths": [5, 1, 2]}, {"N": 6, "K": 7, "S": 2, "logical_widths": [3, 3]},
         {"N": 300, "K": 64, "S": 2, "logical_widths": [200, 100]}, {"N": 0, "K": 8, "S": 2, "logical_widths": [0, 0]},
+        {"N": 44, "K": 32, "S": 11, "logical_widths": [4, 5, 3, 0, 8, 1, 6, 5, 4, 2, 6]},
+        {"N": 700, "K": 32, "S": 9, "logical_widths": [100, 0, 300, 40, 60, 0, 90, 10, 100]},
         {"N": 2, "K": 128, "S": 2, "logical_widths": [1, 1], "weight": _EVERY,
          "weight_scale": np.float32([0.5, 0.37])},
         {"N": 2, "K": 128, "S": 2, "logical_widths": [1, 1], "weight": _EVERY,

@@ -223,7 +223,10 @@ EDGES: dict[str, list[dict]] = {
           for size in (8, 64, 256) for r in ("vt", "vllm")),
         _groups({"...": (70,), "H": 64, **_16, "residual": "bfloat16", "column_major": True}, 32),
         _groups({"...": (3,), "H": 96, **_16, "residual": "bfloat16"}, 48), _groups(_two_partials(), 128),
-        *(_groups({"...": _HEIGHT, "H": 4352, **_16}, size) for size in (128, 256)),
+        *(_groups({"...": (513,), "H": H, **_16}, 128 << H // 128 % 2)
+          for H in (640, 1152, 2176, 3200, 4352, 5248, 6272, 7296)),
+        _groups({"...": (513,), "H": 1040, **_16, **_UB, "column_major": True, "rounding": "vllm"}, 128),
+        _groups({"...": _HEIGHT, "H": 4352, **_16}, 128),
     ],
     "silu_and_mul_quant": [
         *({"...": (301,), "D": 384, "x": _gates(301, 768), "scale": np.float32([scale]), "rounding": rounding}

@@ -24,10 +24,16 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "scales of rows side by side": ("row_of_groups * groups.across", "row_of_groups"),
         "never through float16": (
             "e4m3_pair(widen_f16(halves & 0xffffu) * inverse, widen_f16(halves >> 16) * inverse)",
-            "e4m3_pair(lo * scale * inverse, hi * scale * inverse)",
+            "e4m3_pair(v[2 * j] * scale * inverse, v[2 * j + 1] * scale * inverse)",
         ),
-        "neighbours for each other": ("narrow_f16(lo * scale, hi * scale)", "narrow_f16(hi * scale, lo * scale)"),
-        "the shard's own scale": ("1.0f / largest_scale(scales, shards)", "1.0f / scale"),
-        "whatever the last scale": ("if (!(scales[shards - 1] <= UNSET)) {", "if (true) {"),
+        "neighbours for each other": (
+            "narrow_f16(v[2 * j] * scale, v[2 * j + 1] * scale)",
+            "narrow_f16(v[2 * j + 1] * scale, v[2 * j] * scale)",
+        ),
+        "the first scale for the largest": ("largest = largest_scale(of.scales, of.count)", "largest = of.scales[0]"),
+        "whatever the last scale": ("stay = of.scales[of.count - 1] <= UNSET", "stay = false"),
+        "shards that begin late": ("shard += at >= of.end[s]", "shard += at > of.end[s]"),
+        "the first shards' scales again": ("of.scales[of.first + shard]", "of.scales[shard]"),
+        "the largest scale never stored": ("if (of.most != nullptr && begin == 0)", "if (false)"),
     },
 }  # fmt: skip

@@ -48,6 +48,17 @@ def test_rows_that_do_not_step_evenly(device):
     assert_bytes(device.fetch(got), oracle.l2norm.mirror(whole[:, :2, :16]))
 
 
+@pytest.mark.parametrize("op", ["silu_and_mul", "gelu_and_mul"])
+def test_every_gate_where_there_are_few(device, op):
+    """Every finite bfloat16 as a gate in calls that are small: an element a thread."""
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    for gate in np.array_split(codes[(codes & 0x7FFF) < 0x7F80].view(ml_dtypes.bfloat16), 4):
+        x = np.concatenate([gate, np.full(gate.size, 0.7109375, gate.dtype)])[None]
+        for rounding in ("vt", "vllm"):
+            got = device.call(op, {"x": device.send(x), "rounding": rounding})
+            assert_bytes(device.fetch(got), getattr(oracle, op).mirror(x, rounding=rounding))
+
+
 @pytest.mark.parametrize("kind", ["int32", "int64"])
 @pytest.mark.parametrize("bad", [-1, 50, 2**31 - 1])
 def test_embedding_names_the_first_bad_id(device, kind, bad):

@@ -10,6 +10,7 @@ from vtlab import ops, oracle
 from vtlab.device import act_order, mxfp4, runtime
 from vtlab.device import deep_gemm_moe as launchers
 from vtlab.ops.errors import ContractError
+from vtlab.ops.numerics.transcendental import silu
 
 from .compare import assert_bytes
 from .device_run import Emulated, tupled
@@ -267,3 +268,22 @@ def test_transforms_with_little_shared_memory(device, monkeypatch, width):
     monkeypatch.setattr(mxfp4, "MULTIPROCESSORS", 1)
     small, x = older(shared_memory=5 * width), draw((3, width), "bfloat16", 7)
     check(small, "hadacore_transform", small.call("hadacore_transform", {"x": small.send(x)}), {"x": x})
+
+
+def test_no_act_of_a_bfloat16_gate_is_lowered_across_a_middle():
+    """`lowered` of cuda/expert_codes.cuh: of all gates, the fast functions' acts are rounded as MIRROR's are.
+
+    How wrong those may be, in units of 2^-24: what e = exp(-g) is wrong by, its exponent's rounding and that of log2(e)
+    by |g| together 1.3 |g|, ex2 4, weighs e / (1 + e); the sum 1, the reciprocal 2, the product and `lowered` 1 each.
+    """
+    gate = (np.arange(1 << 16, dtype=np.uint32) << 16).view(F32)
+    gate = gate[np.isfinite(gate) & (gate > -87)]
+    act, large = silu(gate), np.abs(gate) >= 2.0**-106
+    assert_bytes(act[~large], gate[~large] * F32(0.5))
+    gate, act = gate[large].astype(np.longdouble), act[large]
+    e = np.exp(-gate)
+    exact = gate / (1 + e)
+    wrong = np.abs(exact) * ((1.3 * np.abs(gate) + 4) * (e / (1 + e)) + 5) * 2.0**-24
+    most = np.minimum(np.abs(exact) * 12 * 2.0**-24, 1)
+    for end in (-wrong, wrong):
+        assert_bytes((exact - most + end).astype(F32).astype(ml_dtypes.bfloat16), act.astype(ml_dtypes.bfloat16))

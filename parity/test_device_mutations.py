@@ -64,6 +64,14 @@ WRONGS = {
         "clamp the gate on both sides": ("vt_minimum(g[j], limit)", "vt_minimum(vt_maximum(g[j], -limit), limit)"),
         "tanh's cube without its factor": ("((0.044715f * g) * g) * g", "(g * g) * g"),
         "GELU's fast form in its tail": ("vt_fma(e, 0x1p-23f, 52 * 0x1p-24f)", "52 * 0x1p-24f"),
+        "GELU's guess in its tail": ("vt_fma(e, GELU_NEAR_SLOPE, GELU_NEAR)", "GELU_NEAR"),
+        "SiLU's guess beyond its range": ("least > LARGEST_GATE ? near << 17 : 0xffffffffu", "near << 17"),
+        "the first vector's middles": ("(made, a[d], b[d]) << 8 * d", "(made, a[d], b[d])"),
+        "an open element's neighbour": ("(int)(blockDim.x * 8) + (n & 7)", "(int)(blockDim.x * 8) + (n & 6)"),
+        "the act never rounded to bfloat16": (
+            "if (!ROUNDED) y[j] = y[j] * u[j];\n            rooms",
+            "y[j] = y[j] * u[j];\n            rooms",
+        ),
         "multiply by the cap's inverse": ("y / cap", "y * (1.0f / cap)"),
         "keep NaN in relu": ("y > 0.0f ? y : 0.0f", "y < 0.0f ? 0.0f : y"),
         "leave out the last group": ("column < width}", "column < width - 1}"),
@@ -148,7 +156,11 @@ WRONGS = {
 }  # fmt: skip
 
 
-BEFORE_HOPPER = {"w4a8_matmul": ["cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"], "marlin_fp4": ["apply_fp4_marlin_linear"]}
+BEFORE_HOPPER = {
+    "w4a8_matmul": ["cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"],
+    "marlin_fp4": ["apply_fp4_marlin_linear"],
+    "moe": ["moe_grouped_gemm"],
+}
 """Family: ops that have other kernels there."""
 
 
@@ -160,6 +172,8 @@ def survives(family: str, name: str) -> bool:
             if case.family == family:
                 check_case(device, case)
         test_device_calls.test_strided_and_misaligned_rows(device, shift=0, gap=8)
+        for op in ("silu_and_mul", "gelu_and_mul") if family == "activation" else ():
+            test_device_calls.test_every_gate_where_there_are_few(device, op)
         for op in test_device_calls_quant.CALLS if family in QUANT else ():
             test_device_calls_quant.test_slices_of_wider_rows(device, op, shift=8)
         if family == "fp4":
@@ -169,6 +183,7 @@ def survives(family: str, name: str) -> bool:
                 test_device_calls_quant.test_blocks_of_fp4_take_turns(device, tiles)
         if family == "w4a8_matmul":
             test_device_calls_w4a8.test_many_tiles_of_one_expert(device)
+            test_device_calls_w4a8.test_tiles_of_256_rows(device)
         before_hopper = EmulatedRuntime({family: WRONGS[family][name]})
         before_hopper.capability = lambda: (8, 9)
         for case in cases(BEFORE_HOPPER.get(family, ())):

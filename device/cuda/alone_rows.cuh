@@ -8,14 +8,15 @@
 #define ALONE_SPAN (TREE_SPAN / 2)
 
 // A thread's two partials of a row joined over a block of 128 in the tree's order, with little more to do than for one: half
-// of each warp's lanes join the first ones, half the second. `warps` as for tree_of_block.
-VT_FN float tree_of_halves(float low, float high, float* warps) {
+// of the lanes join the first ones, half the second. FIRST: the tree's first step among lanes, 16 where the second partials
+// are 128 further on, 8 where they are the next ones. `warps` as for tree_of_block.
+template <int FIRST> VT_FN float tree_of_two(const float (&partials)[2], float* warps) {
     const int lane = threadIdx.x & 31;
-    const bool upper = lane & 16;
-    float joined = (upper ? high : low) + other_lane(upper ? low : high, 16);
-#pragma unroll
-    for (int m = 8; m >= 1; m >>= 1) joined += other_lane(joined, m);
-    if ((lane & 15) == 0) warps[(lane >> 2) + (threadIdx.x >> 5)] = joined;
+    const bool second = lane & FIRST;
+    float joined = (second ? partials[1] : partials[0]) + other_lane(second ? partials[0] : partials[1], FIRST);
+    joined = tree_of_lanes(joined, FIRST);
+    if (FIRST == 8) joined += other_lane(joined, 8);
+    if ((lane & 15) == 0) warps[FIRST == 8 ? threadIdx.x >> 4 : (lane >> 2) + (threadIdx.x >> 5)] = joined;
     __syncthreads();
     float s[8];
 #pragma unroll
@@ -63,7 +64,7 @@ VT_FN void alone_normed(Raw<8> (&y)[G], const void* x, i64 from, int width, cons
         if (first + g * ALONE_SPAN < width) weights[g] = fetch<8>(weight, first + g * ALONE_SPAN, BF16);
     }
     add_in_turn(partials, y);
-    const float number = root(tree_of_halves(partials[0], partials[1], warps));
+    const float number = root(tree_of_two<16>(partials, warps));
 #pragma unroll
     for (int g = 0; g < G; ++g) y[g] = normed(y[g], weights[g], number);
 }

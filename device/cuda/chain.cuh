@@ -15,19 +15,14 @@
 //    instead of 75 for 8192 x 48 x 128.
 // 4. *_v8, *_v1: chains without a reduction over the row, on a grid of rows and columns. *_shared: of groups, whose lanes
 //    find scales for each other.
-// 5. Products with SiLU or a sigmoid: what the fast functions leave open is decided in one loop for all that a thread holds,
-//    and where a result stands alone it is stored, and stored again at the end. Decided turn by turn, by choices among
-//    registers, it took a tenth longer.
-// 6. chain_fp4.cuh: chains into NVFP4.
+// 5. chain_gates.cuh: products with SiLU or a sigmoid. chain_fp4.cuh: chains into NVFP4.
 #pragma once
 #include "alone_rows.cuh"
 #include "bf16_quotients.cuh"
+#include "chain_gates.cuh"
 #include "e4m3.cuh"
-#include "silu_guess.cuh"
 #include "rows.cuh"
 #include "teams.cuh"
-
-#define EACH(index, count) _Pragma("unroll") for (int index = 0; index < count; ++index)
 
 // The only element of an operand, or the one of a row or group of a result.
 VT_FN float load_one(const void* from, int kind) {
@@ -79,95 +74,6 @@ template <int V> VT_FN void bf16_quotients(float (&q)[V], const float (&x)[V], f
     Quotients(scale).divide(q, x);
 }
 
-// The least of a thread's gates, as numbers or as they lie in memory, for `Middles`; NaN are passed over.
-VT_FN float least_of(const float (&g)[8]) {
-    float least = VT_INF;
-    EACH(j, 8) least = fminf(least, g[j]);
-    return least;
-}
-VT_FN float least_of(const Raw<8>& raw) { return least_of_bf16(raw); }
-VT_FN float least_of(const float (&)[1]) { return 0.0f; }
-VT_FN float least_of(const Raw<1>&) { return 0.0f; }
-template <int TURNS, class G> VT_FN float least_of_turns(const G (&gates)[TURNS]) {
-    float least = VT_INF;
-    EACH(t, TURNS) least = fminf(least, least_of(gates[t]));
-    return least;
-}
-
-// gate_products of bfloat16 results, one by one as ever.
-template <bool SILU> VT_FN void gated(float (&out)[1], const float (&g)[1], const float (&u)[1], int act_kind) {
-    gate_products<SILU>(out, g, u, act_kind, BF16);
-}
-// Eight products, and which of them are open: bits of those that MIRROR's functions have to decide.
-template <bool SILU>
-VT_FN unsigned guessed(float (&out)[8], const float (&g)[8], const float (&u)[8], int act_kind, Middles& middles) {
-    const bool rounded = act_kind == BF16;
-    float decided[8];
-    unsigned left = 0;
-    middles.nearest = 0xffffffffu;
-    EACH(j, 8) {
-        const float act = fast_act<SILU>(g[j]);
-        out[j] = (rounded ? through(act, BF16) : act) * u[j];
-        decided[j] = rounded ? act : out[j];
-        if (j & 1) middles.see(decided[j - 1], decided[j]);
-    }
-    if (middles.any())
-        EACH(j, 8)
-            if (middles.near(decided[j])) left |= 1u << j;
-    return left;
-}
-// Of all turns, so that what has to be computed as MIRROR does is so together, in one loop. pick(t, j, g, u): element j of
-// turn t once more; a choice among registers would take as long as the polynomial.
-template <bool SILU, int TURNS, int V, class P>
-VT_FN void gated(float (&out)[TURNS][V], const float (&g)[TURNS][V], const float (&u)[TURNS][V], int act_kind, float least,
-                 P&& pick) {
-    if constexpr (V == 1) {
-        EACH(t, TURNS) gated<SILU>(out[t], g[t], u[t], act_kind);
-    } else {
-        const bool rounded = act_kind == BF16;
-        float decided[TURNS][V];
-        Middles middles(least);
-        EACH(t, TURNS) EACH(j, V) {
-            const float act = fast_act<SILU>(g[t][j]);
-            out[t][j] = (rounded ? through(act, BF16) : act) * u[t][j];
-            decided[t][j] = rounded ? act : out[t][j];
-            if (j & 1) middles.see(decided[t][j - 1], decided[t][j]);
-        }
-        if (!middles.any()) return;
-        unsigned left = 0;
-        EACH(t, TURNS) EACH(j, V)
-            if (middles.near(decided[t][j])) left |= 1u << (V * t + j);
-#pragma unroll 1
-        for (; left; left &= left - 1) {
-            const int n = lowest_bit(left);
-            float gate, up;
-            pick(n / V, n % V, gate, up);
-            const float y = exact_product<SILU>(gate, up, rounded ? BF16 : F32);
-            EACH(t, TURNS) EACH(j, V)
-                if (n == V * t + j) out[t][j] = y;
-        }
-    }
-}
-template <int TURNS> VT_FN float picked(const float (&x)[TURNS], int t) {
-    float found = x[0];
-    EACH(s, TURNS)
-        if (t == s) found = x[s];
-    return found;
-}
-template <int TURNS, int V> VT_FN float picked(const float (&x)[TURNS][V], int t, int j) {
-    float found = x[0][0];
-    EACH(s, TURNS) EACH(k, V)
-        if (t * V + j == s * V + k) found = x[s][k];
-    return found;
-}
-
-// Numbers stay in registers, instead of being made anew out of what takes fewer.
-template <int V> VT_FN void hold(float (&x)[V]) {
-#ifdef __CUDACC__
-    EACH(j, V) asm("" : "+f"(x[j]));
-#endif
-}
-
 template <int V> VT_FN float max_of(const float (&x)[V], float start, bool inside) {
     if (inside)
         EACH(j, V) start = vt_maximum(start, x[j]);
@@ -190,13 +96,12 @@ template <int TURNS> VT_FN void add_squares_in_turn(float (&partials)[2], const 
     }
 }
 
-// What a frame is not unless it says so: blocks of 16 are PAIRS of turns, a thread for all that is stored (PADS), a thread
-// takes row after row (STREAMS), lanes find what belongs to a group for one turn each (SHARES), turns that are outside of a row need not
-// be computed (SKIPS), a grid has rows and columns (MAPS), all turns' columns are the first one's (ALIKE).
+// What a frame is not unless it says so: blocks of 16 are PAIRS of turns, a thread for all that is stored (PADS), lanes
+// find what belongs to a group for one turn each (SHARES), turns that are outside of a row need not be computed (SKIPS), a
+// grid has rows and columns (MAPS), all turns' columns are the first one's (ALIKE).
 struct Frame {
-    static constexpr bool PAIRS = false, PADS = false, STREAMS = false, SHARES = false, SKIPS = false, MAPS = false;
+    static constexpr bool PAIRS = false, PADS = false, SHARES = false, SKIPS = false, MAPS = false;
     static constexpr bool ALIKE = false;
-    VT_MEMBER void go() {}
     // How far turn t's row is from the frame's, in steps of `step`, and what is known of it.
     VT_MEMBER i64 down(int, i64) const { return 0; }
     VT_MEMBER float of(float x, int) const { return x; }
@@ -327,17 +232,8 @@ template <int TURNS_, bool EARLY_> struct HalfFrame : Frame {
         add_squares_in_turn(partials, x);
         return joined(partials, number);
     }
-    // Half of each warp's lanes join the even turns, half the odd ones.
     VT_MEMBER float joined(const float (&partials)[2], int number) const {
-        const int lane = threadIdx.x & 31;
-        const bool odd = lane & 16;
-        float s[8], *warp = warps + 8 * number;
-        float sum = (odd ? partials[1] : partials[0]) + other_lane(odd ? partials[0] : partials[1], 16);
-        sum = tree_of_lanes(sum, 16);
-        if ((lane & 15) == 0) warp[(lane >> 2) + (threadIdx.x >> 5)] = sum;
-        __syncthreads();
-        EACH(w, 8) s[w] = warp[w];
-        return tree_of_eight(s);
+        return tree_of_two<16>(partials, warps + 8 * number);
     }
     VT_MEMBER float max(const float (&x)[TURNS][8], float start, int number) const {
         EACH(t, TURNS) start = max_of(x[t], start, inside(t));

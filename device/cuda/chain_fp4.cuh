@@ -8,10 +8,8 @@
 // 3. Where frames hold PAIRS of turns a block is one thread's: half as many scales, and no exchange. *_v16; *_pairs2 and
 //    *_pairs3, few rows, whose spans of 2048 all are whole but the last. *_v16 in 56 registers instead of 66: 175 us for
 //    8192 x 17408 with SiLU instead of 184.
-// 4. *_stream2, *_stream3: many rows of one operand, the next one under way, weights widened once, factors by their scale's
-//    code out of shared memory: 35 us instead of 38. With a residual they take too many registers. A warp a row that comes
-//    through shared memory took 54 us; 128 threads with every 128th vector, two lanes a block, 40; two warps a row, which
-//    have every other 512 elements, 35, and more among tiles.
+// 4. ring_blocks.cuh: many rows of one operand, the next ones under way. With the next one in a block's registers they took
+//    35 us instead of 38; with a residual that takes too many registers.
 // 5. Among tiles of scales a warp of *_tiles has all 32 bytes of a sector, and its grid every byte of a tile.
 #pragma once
 #include "chain.cuh"
@@ -61,24 +59,17 @@ struct TilesFrame : Frame {
     VT_MEMBER i64 at(int t) const { return first + t * 8; }
 };
 
-// A row a block of 128 threads, or row after row, `step` apart: two neighbouring partials of the tree are a thread's. All
-// spans but the last are whole. `warps`: 8 floats for each reduction of the kernel; where rows follow each other there are
-// as many others, so that no row writes what the last one still reads.
-template <int SPANS, bool STREAMS_> struct PairsFrame : Frame {
+// A row a block of 128 threads: two neighbouring partials of the tree are a thread's. All spans but the last are whole.
+// `warps`: 8 floats for each reduction of the kernel.
+template <int SPANS> struct PairsFrame : Frame {
     static constexpr int V = 8, TURNS = 2 * SPANS;
-    static constexpr bool EARLY = true, PAIRS = true, STREAMS = STREAMS_, SKIPS = true;
-    i64 row, step;
+    static constexpr bool EARLY = true, PAIRS = true, SKIPS = true;
+    i64 row;
     int width, first;
-    float *warps, *other;
+    float* warps;
 
-    VT_MEMBER PairsFrame(i64 width, i64 step, float* warps, float* other)
-        : row(blockIdx.x), step(step), width((int)width), first(threadIdx.x * 16), warps(warps), other(other) {}
-    VT_MEMBER void go() {
-        float* last = warps;
-        row += step;
-        warps = other;
-        other = last;
-    }
+    VT_MEMBER PairsFrame(i64 width, float* warps)
+        : row(blockIdx.x), width((int)width), first(threadIdx.x * 16), warps(warps) {}
     VT_MEMBER bool inside(int t) const { return t < TURNS - 2 || at(t) < width; }
     VT_MEMBER i64 at(int t) const { return first + (t >> 1) * TREE_SPAN + (t & 1) * 8; }
     VT_MEMBER float sum(const float (&x)[TURNS][8], int number) const {
@@ -92,20 +83,10 @@ template <int SPANS, bool STREAMS_> struct PairsFrame : Frame {
         add_squares_in_turn(partials, x);
         return joined(partials, number);
     }
-    // The even lanes' work of the tree is done by half of each half warp, that of the odd ones by the other half.
     VT_MEMBER float joined(const float (&partials)[2], int number) const {
-        const int lane = threadIdx.x & 31;
-        const bool odd = lane & 8;
-        float s[8], *warp = warps + 8 * number;
-        float sum = (odd ? partials[1] : partials[0]) + other_lane(odd ? partials[0] : partials[1], 8);
-        sum = tree_of_lanes(sum, 8);
-        sum += other_lane(sum, 8);
-        if ((lane & 15) == 0) warp[threadIdx.x >> 4] = sum;
-        __syncthreads();
-        EACH(w, 8) s[w] = warp[w];
-        return tree_of_eight(s);
+        return tree_of_two<8>(partials, warps + 8 * number);
     }
-    VT_MEMBER i64 blocks(i64) const { return step; }
+    VT_MEMBER i64 blocks(i64 rows) const { return rows; }
 };
 
 // The scale of a block by its largest element, and what makes codes of its elements.
@@ -129,13 +110,6 @@ struct BlockScales {
         return e2m1_word<false>(v);
     }
 };
-
-// `quick` of every code, by a block of 128.
-VT_FN void find_factors(float (&factors)[256], float back) {
-    const BlockScales by{0.0f, back, nullptr};
-    EACH(h, 2) factors[h * 128 + threadIdx.x] = by.quick(h * 128 + threadIdx.x);
-    __syncthreads();
-}
 
 // The codes and scales of what a frame holds, where it is inside.
 template <bool TILED, class F>

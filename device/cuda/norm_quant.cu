@@ -9,7 +9,9 @@
 // 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
 // 4. silu_codes.cuh: no row has to be known whole.
 #include "alone_rows.cuh"
+#include "early.cuh"
 #include "gated_codes.cuh"
+#include "ring_groups.cuh"
 #include "rows.cuh"
 #include "silu_codes.cuh"
 #include "tree.cuh"
@@ -34,6 +36,9 @@ struct Normed {
     VT_MEMBER Raw<8> weighted(float (&v)[8], const Raw<8>& raw, float inverse) const {
         float w[8];
         widen(w, raw, BF16);
+        return weighted(v, w, inverse);
+    }
+    VT_MEMBER Raw<8> weighted(float (&v)[8], const float (&w)[8], float inverse) const {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             float scaled = v[j] * inverse;
@@ -215,41 +220,6 @@ template <int MODE, int G, bool EARLY> VT_FN void quant_block(float eps, const N
                              [&](unsigned top) { return largest_of_block(top, tops); });
 }
 
-// The largest of five vectors' groups, 16 or 32 lanes wide, two groups to a word: lanes part with what others join, so
-// that five exchanges serve all. Each lane is left with that of group `own`.
-struct FiveScales {
-    unsigned top;
-    int own, base;
-    bool first;  // the first lane of those with this group
-
-    VT_MEMBER FiveScales(const Raw<8> (&y)[5], int shift) {
-        const int lane = threadIdx.x & 31;
-        const bool eight = lane & 8, four = lane & 4;
-        auto join = [](unsigned a, unsigned b) { return larger_pair<false>(a, b); };
-        auto both = [&](const uint4& a, const uint4& b) {
-            const unsigned low = largest_pair<false>(a), high = largest_pair<false>(b);
-            return join((low & 0xffffu) | high << 16, low >> 16 | (high & 0xffff0000u));
-        };
-        auto other = [](unsigned a, int m) { return __shfl_xor_sync(FULL_WARP, a, m); };
-        unsigned a = both(y[0].a, y[1].a), b = both(y[2].a, y[3].a), c = both(y[4].a, {0u, 0u, 0u, 0u});
-        if (shift == 5) {
-            a = join(a, other(a, 16));
-            b = join(b, other(b, 16));
-            c = join(c, other(c, 16));
-        }
-        a = join(eight ? b : a, other(eight ? a : b, 8));
-        c = join(c, other(c, 8));
-        a = join(four ? c : a, other(four ? a : c, 4));
-        a = join(a, other(a, 2));
-        a = join(a, other(a, 1));
-        own = (four ? 4 : eight ? 2 : 0) + (lane & 1);
-        top = lane & 1 ? a & 0xffff0000u : a << 16;
-        base = lane & 16;
-        first = (lane & 2) == 0 && !(four && eight) && own < 5 && (shift == 4 || base == 0);
-    }
-    VT_MEMBER int lane_of(int g) const { return base + (g & 4 ? 4 : g & 2 ? 8 : 0) + (g & 1); }
-};
-
 // A row a block of 128 threads, without a residual, into codes of e4m3.
 template <int MODE, int G> VT_FN void alone_row(float eps, const Normed& norm, const Quantised& quant) {
     const i64 row = blockIdx.x;
@@ -277,22 +247,19 @@ template <int MODE, int G> VT_FN void alone_row(float eps, const Normed& norm, c
             const Quotients by(scale);
             put([&](float (&q)[8], const float (&v)[8], int) { by.divide(q, v); });
         }
-    } else {
-        const FiveScales found(y, quant.group_shift);
-        const float scale = floored_scale(found.top, codes.scale_ub, nullptr);
-        const int shift = quant.group_shift, within = first & ((8 << shift) - 1);
-        const int start = first - within + found.own * ALONE_SPAN;
-        if (found.first && start < width)
-            codes.scales[row * quant.row_step + (start >> (3 + shift)) * quant.group_step] = scale;
-        const Quotients own(scale);
-        const bool large = __any_sync(FULL_WARP, own.large);
-        alone_codes(y, codes.out, row * width, width, codes.nan, [&](float (&q)[8], const float (&v)[8], int g) {
-            const int from = found.lane_of(g);
-            Quotients by(__shfl_sync(FULL_WARP, own.inverse, from), __shfl_sync(FULL_WARP, own.low, from));
-            if (large) by = Quotients(__shfl_sync(FULL_WARP, scale, from));
-            by.divide(q, v);
-        });
     }
+}
+
+// The same under a scale for each group of 128 or 256, by the rows of a ring.
+template <int B> VT_FN void ring_row(i64 rows, i64 grid, float eps, const Normed& norm, const Quantised& quant) {
+    auto root = [&](float total) { return inverse_root(total, (float)norm.width, eps); };
+    auto normed = [&](float (&v)[8], const float (&w)[8], float inverse) { return norm.weighted(v, w, inverse); };
+    auto scale_of = [&](unsigned top) { return floored_scale(top, quant.codes.scale_ub, nullptr); };
+    auto put_scale = [&](int row, int first, float scale) {
+        quant.codes.scales[row * quant.row_step + (first >> (3 + quant.group_shift)) * quant.group_step] = scale;
+    };
+    ring_groups<B>(rows, norm.width, (int)grid, 1 << (quant.group_shift - 1), norm.x, norm.x_stride, norm.weight, root, normed,
+                   scale_of, put_scale, quant.codes.out, quant.codes.nan);
 }
 
 // NORM is built of literals where the operands are known: the compiler then drops what they rule out.
@@ -315,10 +282,19 @@ template <int MODE, int G> VT_FN void alone_row(float eps, const Normed& norm, c
     }
 ALONE_KERNELS(static_alone, STATIC, GEMMA)
 ALONE_KERNELS(token_alone, TOKEN, NATIVE)
-ALONE_KERNELS(group_alone, GROUP, NATIVE)
+NORM_KERNELS(group_alone, GROUP, NORMED_ALONE((int)flags & NATIVE))
 ADD_KERNELS(static_add, STATIC, GEMMA)
 ADD_KERNELS(token_add, TOKEN, NATIVE)
 ADD_KERNELS(group_add, GROUP, NATIVE)
+
+#define RING_KERNEL(B)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(512, 1) group_alone_ring##B##_early(NORM_PARAMETERS, i64 grid) { \
+        others_may_start();                                                                                       \
+        after_others();                                                                                           \
+        ring_row<B>(rows, grid, eps, NORMED_ALONE((int)flags & NATIVE), QUANTISED);                               \
+    }
+RING_KERNEL(1) RING_KERNEL(2) RING_KERNEL(3) RING_KERNEL(4)
+RING_KERNEL(5) RING_KERNEL(6) RING_KERNEL(7) RING_KERNEL(8)
 
 GATED_TEAMS(gated_rows, 1)
 GATED_TEAMS(gated_rows_deep, GATED_DEPTH)

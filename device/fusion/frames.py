@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from vtlab.ops.fusion.program import ELEMENT, Program
 
+from ..early import EARLY
+from ..rings import MOST
 from .stages import Stages
 
-RESIDENT = {2: 4, 3: 3}
-"""Blocks of a multiprocessor that take turns at rows, by the spans of 2048 that these have."""
+RINGS = range(3, MOST + 1)
+"""Blocks of 16 that each of a ring's threads has of a row (ring_rows.cuh): all rows that no block1 has."""
+PAIRS = (2, 3)
+"""Spans of 2048 of few rows that end in blocks of 16."""
 
 
 def blocks(program: Program) -> bool:
@@ -15,9 +19,9 @@ def blocks(program: Program) -> bool:
     return Stages("", program).blocks is not None
 
 
-def streams(program: Program) -> bool:
-    """Whether blocks take row after row of those: where a row is one operand's, there is room to send for the next."""
-    return blocks(program) and sum(one.extent == ELEMENT for one in program.sources) == 1
+def rings(program: Program) -> bool:
+    """Whether many rows are normed and quantised in blocks while the next ones are under way."""
+    return blocks(program) and alone(program)
 
 
 def alone(program: Program) -> bool:
@@ -41,6 +45,11 @@ def teams(program: Program) -> bool:
     return bool(program.reductions) and not program.group and sums and bool(Stages("", program).gated)
 
 
+def early(program: Program) -> bool:
+    """Whether a program's kernels are started early (cuda/early.cuh): those without a row to reduce."""
+    return not program.reductions
+
+
 def _is_brain(program: Program) -> bool:
     """Whether all rows are bfloat16: then threads need few registers, and more of them hide what each waits for."""
     return all(one.dtype == "bfloat16" for one in program.sources if one.extent == ELEMENT)
@@ -54,7 +63,7 @@ def depth(program: Program) -> int:
 def frames(program: Program) -> dict[str, tuple[str, str]]:
     """A program's kernels: their launch bounds and frame, no frame where a row is walked an element at a time.
 
-    `sums` and `others` are shared memory for the row's sums. Groups need threads that hold eight neighbours.
+    `sums` is shared memory for the row's sums. Groups need threads that hold eight neighbours.
     """
     if program.reductions:
         found = {"rows": ("128", "LanesFrame(rows, width, (int)shape)")}
@@ -62,29 +71,30 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
             found["teams4"] = ("128, 6" if _is_brain(program) else "128, 1"), "TeamsFrame<4>(rows, width, (int)shape)"
         found["block1"] = "256", "BlockFrame<1, true>(width, sums)"
         found["few4"] = "256", "BlockFrame<4, true>(width, sums)"
+        for spans in PAIRS if blocks(program) else ():
+            found[f"pairs{spans}"] = "128, 1", f"PairsFrame<{spans}>(width, sums)"
+        if rings(program):
+            return found | {f"ring{count}{EARLY}": ("512, 1", "") for count in RINGS}
         found["block4"] = "256", "BlockFrame<4, false>(width, sums)"
-        for spans in RESIDENT if blocks(program) else ():
-            found[f"pairs{spans}"] = "128, 1", f"PairsFrame<{spans}, false>(width, rows, sums, sums)"
-        if streams(program):
-            for spans, resident in RESIDENT.items():
-                found[f"stream{spans}"] = f"128, {resident}", f"PairsFrame<{spans}, true>(width, shape, sums, others)"
-        elif alone(program):
+        if alone(program):
             found["alone5"] = "128, 8", ""
         elif halves(program):
             early = "true" if blocks(program) else "false"
             found["half5"] = "128, 1", f"HalfFrame<5, {early}>(width, sums)"
         return found if program.group else found | {"long": ("256", "")}
     if blocks(program):
-        bounds = "128, 9" if _is_brain(program) else "128, 1"
-        if any(target.tiled for target in program.targets):
+        tiled, bounds = any(target.tiled for target in program.targets), "128, 1"
+        if _is_brain(program):
+            bounds = "128, TILES_RESIDENT" if tiled else "128, 10"
+        if tiled:
             many = {"tiles": (bounds, "TilesFrame(rows, width, shape)")}
         else:
             many = {"v16": (bounds, "SixteenFrame(rows, width, shape)")}
         return {"v8": ("256", "MapFrame<8, 1>(rows, width, shape)")} | many
     found = {"v8": ("256", f"MapFrame<8, {depth(program)}>(rows, width, shape)")}
     if shared(program):
-        return found | {"shared": ("128, 1", "MapFrame<8, 2, true>(rows, width, shape)")}
+        return found | {"shared": ("128, 10", "MapFrame<8, 2, true>(rows, width, shape)")}
     return found if program.group else found | {"v1": ("256", f"MapFrame<1, {depth(program)}>(rows, width, shape)")}
 
 
-__all__ = ["RESIDENT", "alone", "blocks", "depth", "frames", "halves", "shared", "streams", "teams"]
+__all__ = ["PAIRS", "RINGS", "alone", "blocks", "depth", "early", "frames", "halves", "rings", "shared", "teams"]

@@ -14,16 +14,18 @@ from vtlab.ops.fusion.forms import check_steps
 from vtlab.ops.fusion.program import ELEMENT, ONE, Program
 from vtlab.ops.fusion.trace import trace
 
+from ..early import EARLY
 from ..launch import MULTIPROCESSORS, as_rows, map_rows, rectangles, results, start
 from ..quant_fp8 import divider
+from ..rings import as_integer, ring
 from ..runtime import current
 from .emit import tag
-from .frames import RESIDENT, alone, blocks, depth, halves, shared, streams, teams
+from .frames import PAIRS, alone, blocks, depth, halves, rings, shared, teams
 
 _SPAN, _TURNS, _LANES = 2048, 4, 256
-_MAP_BLOCK = 64
-"""Threads of a block without a row of its own: small ones share a multiprocessor best."""
-_HALF5, _PAIRS = 5120, 3 * _SPAN
+_MAP_BLOCK, _TILES_BLOCK = 64, 128
+"""Threads of a block without a row of its own: small ones share a multiprocessor best; of one among tiles."""
+_HALF5, _PAIRS = 5120, max(PAIRS) * _SPAN
 """The longest rows of 128 threads."""
 FEW_ROWS = 264  # two for each multiprocessor of a large GPU
 _FEW_BLOCKS, _FEW_LANES = 256, 1024
@@ -48,6 +50,7 @@ class _Plan:
     blocks: bool  # ends in NVFP4's quantiser of bfloat16
     tiled: bool
     half: str  # the kernel of many rows whose blocks have 128 threads, if there is one
+    ring: bool  # whether many rows are a ring's
 
 
 class Launcher:
@@ -111,8 +114,10 @@ class Launcher:
         rows, tiled = math.prod(lead), any(target.tiled for target in program.targets)
         if blocks(program) and rows * width >= 16 * _MOST_BLOCKS:
             return None
-        half = "alone5" if alone(program) else "half5" if halves(program) else ""
-        return _Plan(program, kernel, rows, width, forms, width % 8 == 0, reduces, blocks(program), tiled, half)
+        streams = rings(program)
+        half = "" if streams else "alone5" if alone(program) else "half5" if halves(program) else ""
+        wide, ends = width % 8 == 0, blocks(program)
+        return _Plan(program, kernel, rows, width, forms, wide, reduces, ends, tiled, half, streams)
 
     def _launch(self, plan: _Plan, wide: bool, args: list) -> bool:
         op, rows, width = self._recipe.name, plan.rows, plan.width
@@ -129,10 +134,10 @@ class Launcher:
             if teams(plan.program) and 1 << shape >= _TEAM_ROWS and rows << shape > _FEW_LANES * FEW_ROWS:
                 form, number = f"teams{_TEAM_ROWS}", -(-rows // _TEAM_ROWS)
             number = -(-(number << shape) // threads)
-        elif plan.blocks and _SPAN < width <= _PAIRS and (few or streams(plan.program)):
-            spans = -(-width // _SPAN)
-            form = f"pairs{spans}" if few else f"stream{spans}"
-            number = shape = rows if few else min(rows, MULTIPROCESSORS * RESIDENT[spans])
+        elif plan.blocks and (few or (plan.ring and rows <= 2 * FEW_ROWS)) and _SPAN < width <= _PAIRS:
+            form = f"pairs{-(-width // _SPAN)}"
+        elif plan.ring and not few and width > _SPAN and self._ring(plan, args):
+            return True
         elif plan.half and not few and _SPAN < width <= _HALF5:
             form = plan.half
         else:
@@ -143,6 +148,16 @@ class Launcher:
         start(op, op, f"{plan.kernel}_{form}", number, (threads, 1), [rows, width, shape, *args])
         return True
 
+    def _ring(self, plan: _Plan, args: list) -> bool:
+        """Many rows; those of whole tiles four at a time, where that makes nobody wait longer."""
+        op, rows, made = self._recipe.name, plan.rows, ring(plan.rows, plan.width, MULTIPROCESSORS)
+        if made is None:
+            return False
+        fours = plan.tiled and rows % _TILE_ROWS == 0 and 4 * made.turns(rows // 4) == made.turns(rows)
+        sent = [rows, plan.width, 2 * made.blocks + fours, *map(as_integer, args)]
+        start(op, op, f"{plan.kernel}_ring{made.spans}{EARLY}", made.blocks, (made.threads, 1), sent, made.shared)
+        return True
+
     def _map(self, plan: _Plan, wide: bool, args: list) -> None:
         op, rows, width = self._recipe.name, plan.rows, plan.width
         many = rows * width // 16 > _FEW_BLOCKS * FEW_ROWS
@@ -151,19 +166,20 @@ class Launcher:
             threads = tiles * -(-rows // _TILE_ROWS) * _TILE_ROWS * _TILE_BLOCKS
             magic, shift = divider(tiles)
             sent = [rows, width, magic | shift << 32, *args]
-            start(op, op, f"{plan.kernel}_tiles", threads // _MAP_BLOCK, (_MAP_BLOCK, 1), sent)
+            start(op, op, f"{plan.kernel}_tiles{EARLY}", threads // _TILES_BLOCK, (_TILES_BLOCK, 1), sent)
         elif plan.blocks:
             self._groups(plan, *(("v16", 16) if many else ("v8", 8)), args)
         elif shared(plan.program) and many:
             self._groups(plan, "shared", 8 * _SHARED_TURNS, args)
         else:
-            map_rows(op, op, plan.kernel, rows, width, wide, args, depth(plan.program), _MAP_BLOCK)
+            groups = depth(plan.program)
+            map_rows(op, op, plan.kernel, rows, width, wide, args, groups, _MAP_BLOCK * groups, EARLY)
 
     def _groups(self, plan: _Plan, form: str, size: int, args: list) -> None:
         """A thread for each `size` elements of a row, as map_rows shares them out, groups in whole warps."""
         op, rows, width = self._recipe.name, plan.rows, plan.width
         grid, block, split = rectangles(rows, -(-width // size), _MAP_BLOCK, plan.program.group // 8)
-        start(op, op, f"{plan.kernel}_{form}", grid, block, [rows, width, split, *args])
+        start(op, op, f"{plan.kernel}_{form}{EARLY}", grid, block, [rows, width, split, *args])
 
 
 def _tiles(width: int) -> int:

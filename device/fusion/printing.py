@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from vtlab.ops.fusion import Recipe
-from vtlab.ops.fusion.program import COLUMN, E2M1, E4M3, ELEMENT, GROUP, ONE, ROW, Program, Target
+from vtlab.ops.fusion.program import E2M1, E4M3, ELEMENT, GROUP, ONE, ROW, Program, Target
 
 from .stages import FLOATS, Stages
 
@@ -123,14 +123,11 @@ class Printing:
         if node.extent == GROUP:
             return f"{held} = {self.expression(number)};"
         if node.op == "load":
-            line = f"widen({held}, {raw}, {self.kinds[node.data[0]]});"
-            if not self.where:
-                return line
-            if node.extent == COLUMN:
-                return f"if (!F::STREAMS) {line}"
-            return line + f" if (F::STREAMS) hold({held});"
+            return f"widen({held}, {raw}, {self.kinds[node.data[0]]});"
         if node.op == "round":
             kind = FLOATS[node.data]
+            if self.where and number in self.stages.words.values():
+                return f"widen({held}, {raw}, {kind});"
             return f"{raw} = narrow({self.held(node.args[0])}, {kind}), widen({held}, {raw}, {kind});"
         if number in self.stages.gated:
             return self._gated(number)

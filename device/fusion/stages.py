@@ -109,6 +109,14 @@ class Stages:
                     break
         return found
 
+    @cached_property
+    def words(self) -> dict[int, int]:
+        """Gated products that are made as words, for all of a thread's turns: the product -> its rounding."""
+        if self.deferred:
+            return {}
+        sole = {number: self.users[number][0] for number in self.gated if len(self.users[number]) == 1}
+        return {number: user for number, user in sole.items() if not isinstance(user, Target)}
+
     def _is_bf16(self, user: int | Target) -> bool:
         if isinstance(user, Target):
             return user.dtype == "bfloat16"
@@ -204,11 +212,12 @@ class Stages:
 
     @cached_property
     def normed(self) -> Normed | None:
-        """The norm of one bfloat16 operand before a quantiser of rows (alone_rows.cuh)."""
+        """The norm of one bfloat16 operand before a quantiser of rows (alone_rows.cuh) or blocks (ring_blocks.cuh)."""
         wide = [source for source in self.program.sources if source.extent == ELEMENT]
-        if self.token is None or len(wide) != 1 or len(self.program.reductions) != 2:
+        last, count = (self.token, 2) if self.blocks is None else (self.blocks, 1)
+        if last is None or len(wide) != 1 or len(self.program.reductions) != count:
             return None
-        y, total = self.token.x, self.program.reductions[0]
+        y, total = last.x, self.program.reductions[0]
         behind = self.behind([y])
         loads = [n for n in sorted(behind) if self.nodes[n].op == "load"]
         inside = tuple(n for n in self.elements(behind) if n not in loads)
