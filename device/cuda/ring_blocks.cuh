@@ -1,7 +1,7 @@
 // Rows of a ring (ring_rows.cuh) into NVFP4.
 //
-// Scales among tiles: of four rows that lie 32 apart a thread keeps the codes, and four lanes then have 16 neighbouring bytes.
-// Byte by byte the stores alone took 2.3 us longer for 8192 x 5120 than those into rows.
+// Scales among tiles: a thread keeps its codes of the last four rows, the newest on top. Where these rows lie 32 apart, four
+// lanes then have 16 neighbouring bytes; byte by byte the stores took 2.3 us longer for 8192 x 5120 than those into rows.
 #pragma once
 #include "chain_fp4.cuh"
 #include "early.cuh"
@@ -43,21 +43,19 @@ VT_FN void ring_blocks(i64 rows, i64 width_, i64 shape, const void* x, i64 x_str
     const BlockScales by{scale, back, nullptr};
     const unsigned wide = (unsigned)ring.blocks;
     unsigned char* const scales = (unsigned char*)scale_codes;
-    if (TILED) fill_tiles(scales, rows, wide, (i64)blockIdx.x * blockDim.x + threadIdx.x, (i64)grid * blockDim.x);
     unsigned four[TILED ? B : 1] = {};  // scales of as many rows
-    auto find_factors = [&] {
+    auto meanwhile = [&] {
+        if (TILED) fill_tiles(scales, rows, wide, (i64)blockIdx.x * blockDim.x + threadIdx.x, (i64)grid * blockDim.x);
 #pragma unroll 1
         for (int c = threadIdx.x; c < 256; c += blockDim.x) factors[c] = by.quick(c);
     };
-    each_row(ring, order, x, x_stride, weight, find_factors, root, [&](int row, int turn, int slot, float number) {
+    each_row(ring, order, x, x_stride, weight, meanwhile, root, [&](int row, int turn, int slot, float number) {
         unsigned char* const out = (unsigned char*)codes + ((i64)row * width >> 1) + ring.thread * 8;
         unsigned char* const beside = scales + (i64)row * wide + ring.thread;
         unsigned open = 0;
         auto put = [&](int i, unsigned a, unsigned b, unsigned code) {
             *(uint2*)(out + i * (TEAM * 8)) = {ring.flipped ? b : a, ring.flipped ? a : b};
             if (!TILED) beside[i * TEAM] = (unsigned char)code;
-            else if (!order.fours)
-                store_scale<true, unsigned>(scales, (unsigned)rows, (unsigned)row, wide, (unsigned)ring.block(i), code);
         };
         EACH(i, B) {
             if (!ring.inside(i)) continue;
@@ -72,7 +70,7 @@ VT_FN void ring_blocks(i64 rows, i64 width_, i64 shape, const void* x, i64 x_str
             const float quick = factors[code];
             if (quick == 0.0f) open |= 1u << i;
             const unsigned a = e2m1_of_brains(y[0], quick), b = e2m1_of_brains(y[1], quick);
-            if (TILED) four[TILED ? i : 0] |= code << (turn & 3) * 8;
+            if (TILED) four[TILED ? i : 0] = chosen_bytes(four[TILED ? i : 0], code, 0x4321u);
             put(i, a, b, code);
         }
 #pragma unroll 1
@@ -88,7 +86,7 @@ VT_FN void ring_blocks(i64 rows, i64 width_, i64 shape, const void* x, i64 x_str
             const unsigned code = by.code(largest_of_sixteen<false>(y[0], y[1]));
             if (TILED)
                 EACH(n, B)
-                    if (n == i) four[TILED ? n : 0] = (four[TILED ? n : 0] & ~(0xffu << (turn & 3) * 8)) | code << (turn & 3) * 8;
+                    if (n == i) four[TILED ? n : 0] = chosen_bytes(four[TILED ? n : 0], code, 0x4210u);
             const unsigned a = by.word({y[0], {}}, code), b = by.word({y[1], {}}, code);
             put(i, a, b, code);
         }
@@ -98,8 +96,12 @@ VT_FN void ring_blocks(i64 rows, i64 width_, i64 shape, const void* x, i64 x_str
             EACH(i, B) {
                 const unsigned own = turned_bytes(four[TILED ? i : 0]);
                 if (ring.block(i) - lane < wide) *(unsigned*)(tile + (ring.block(i) >> 2) * 512) = own;
-                four[TILED ? i : 0] = 0;
             }
         }
+        if (TILED && !order.fours)
+            EACH(i, B)
+                if (ring.inside(i))
+                    store_scale<true, unsigned>(scales, (unsigned)rows, (unsigned)row, wide, (unsigned)ring.block(i),
+                                                four[TILED ? i : 0] >> 24);
     });
 }

@@ -34,6 +34,12 @@ def halves(program: Program) -> bool:
     return bool(program.group) or len(program.reductions) > 1
 
 
+def _lone_sum(program: Program) -> bool:
+    """Whether rows become FP8 codes after one sum: the 64 registers that compilers for Ampere aim at are too few."""
+    codes = any(target.dtype == "float8_e4m3fn" for target in program.targets)
+    return codes and not (halves(program) or blocks(program) or teams(program))
+
+
 def shared(program: Program) -> bool:
     """Whether the lanes of a group can find scales for each other."""
     return Stages("", program).shared is not None
@@ -70,7 +76,7 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
         if teams(program):
             found["teams4"] = ("128, 6" if _is_brain(program) else "128, 1"), "TeamsFrame<4>(rows, width, (int)shape)"
         found["block1"] = "256", "BlockFrame<1, true>(width, sums)"
-        found["few4"] = "256", "BlockFrame<4, true>(width, sums)"
+        found["few4"] = "256, 1" if _lone_sum(program) else "256", "BlockFrame<4, true>(width, sums)"
         for spans in PAIRS if blocks(program) else ():
             found[f"pairs{spans}"] = "128, 1", f"PairsFrame<{spans}>(width, sums)"
         if rings(program):
