@@ -78,6 +78,7 @@ EDGES: dict[str, list[dict]] = {
         *({"M": M, "N": 5, "K": 96, "quant_type": kind, "a": "float16"} for kind in _SMALL for M in (1, 3)),
         *({"M": 1, "N": 2120, "K": 4864, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
           for kind in ("Q4_K", "Q6_K", "Q2_K", "IQ2_XXS")),  # slots with blocks of two tiles
+        {"M": 1, "N": 2120, "K": 6144, "quant_type": "Q3_K", "a": "bfloat16"},  # tiles that take turns
         *({"M": 1, "N": 17000, "K": 256, "quant_type": kind, "a": "float16"} for kind in ("Q4_0", "Q8_0")),  # a warp's
         *({"M": 1, "N": 9, "K": 25088, "quant_type": kind, "a": "float16"}
           for kind in ("Q4_0", "Q4_K", "Q6_K", "Q2_K", "IQ3_XXS")),  # slots of a ring used again, a in several times
