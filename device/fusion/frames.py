@@ -8,7 +8,7 @@ from ..early import EARLY
 from ..rings import MOST
 from .stages import Stages
 
-RINGS = range(3, MOST + 1)
+_RINGS = range(3, MOST + 1)
 """Blocks of 16 that each of a ring's threads has of a row (ring_rows.cuh): all rows that no block1 has."""
 PAIRS = (2, 3)
 """Spans of 2048 of few rows that end in blocks of 16."""
@@ -80,7 +80,7 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
         for spans in PAIRS if blocks(program) else ():
             found[f"pairs{spans}"] = "128, 1", f"PairsFrame<{spans}>(width, sums)"
         if rings(program):
-            return found | {f"ring{count}{EARLY}": ("512, 1", "") for count in RINGS}
+            return found | {f"ring{count}{EARLY}": ("512, 1", "") for count in _RINGS}
         found["block4"] = "256", "BlockFrame<4, false>(width, sums)"
         if alone(program):
             found["alone5"] = "128, 8", ""
@@ -103,4 +103,4 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
     return found if program.group else found | {"v1": ("256", f"MapFrame<1, {depth(program)}>(rows, width, shape)")}
 
 
-__all__ = ["PAIRS", "RINGS", "alone", "blocks", "depth", "early", "frames", "halves", "rings", "shared", "teams"]
+__all__ = ["PAIRS", "alone", "blocks", "depth", "early", "frames", "halves", "rings", "shared", "teams"]
