@@ -10,15 +10,29 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vtlab.ops.numerics.arithmetic import Mirror
+
 from .ggml_blocks import Parts, blocks_of, take_apart
 
 LANES = 8
 _IN_LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
-def lanes_of(quant_type: str) -> int:
+class OneSum(Mirror):
+    """The mirror of kernels that add up a block of 256 in integers, whole, before its one term is scaled.
+
+    ggml's C code keeps eight float32 sums for Q3_K ... Q6_K; integers do not need them, and the terms are an eighth.
+    """
+
+    name = "MIRROR, each block of 256 one term: Q3_K and Q6_K as the i-quants, Q4_K and Q5_K as Q2_K"
+
+
+ONE_SUM = OneSum()
+
+
+def lanes_of(quant_type: str, nx=None) -> int:
     """How many sums run beside each other: element k of a block belongs to lane k % 8, or all to one."""
-    return LANES if quant_type in _IN_LANES else 1
+    return LANES if quant_type in _IN_LANES and nx is not ONE_SUM else 1
 
 
 class Sums(NamedTuple):
@@ -99,8 +113,8 @@ def _by_block(field: np.ndarray | None) -> np.ndarray | None:
     return None if field is None else np.ascontiguousarray(field.swapaxes(0, 1))
 
 
-def weight(rows: np.ndarray, quant_type: str) -> Factor:
-    """uint8 [N, bytes] of a weight; its sub-block scales are multiplied into the codes."""
+def weight(rows: np.ndarray, quant_type: str, nx=None) -> Factor:
+    """uint8 [N, bytes] of a weight, as it meets in `nx`; its sub-block scales are multiplied into the codes."""
     parts: Parts = take_apart(rows, quant_type)
     q = parts.q
     if parts.s is not None:
@@ -108,7 +122,7 @@ def weight(rows: np.ndarray, quant_type: str) -> Factor:
     low = None
     if parts.m is not None:
         low = _by_block(np.repeat(parts.m, 16 // parts.m.shape[2], axis=2)).astype(np.float64)
-    return Factor(_by_lane(q, lanes_of(quant_type)), _by_block(parts.d), low, _by_block(parts.dmin), parts.fold)
+    return Factor(_by_lane(q, lanes_of(quant_type, nx)), _by_block(parts.d), low, _by_block(parts.dmin), parts.fold)
 
 
 def activation(rows: np.ndarray, activation_type: str, lanes: int) -> Factor:
@@ -146,7 +160,7 @@ def _row(field: np.ndarray | None) -> np.ndarray | None:
 
 
 def _finish(nx, s: Sums, w: Factor, shape, quant_type: str) -> np.ndarray:
-    if lanes_of(quant_type) == LANES:
+    if lanes_of(quant_type, nx) == LANES:
         return _in_lanes(nx, s, shape)
     terms = _codes_first if quant_type == "Q4_0" else _scales_first if s.w_min is None else _with_minimum
     return nx.mul(_running(nx, terms(nx, s), shape), w.fold)

@@ -15,7 +15,7 @@ from vtlab.ops.table import op
 
 from . import ggml_blocks
 from .ggml import QUANT_TYPES, ROW, quantize_row_q8_0, quantize_row_q8_1, quantize_row_q8_k, random_blocks, rows_of
-from .ggml_dot import Factor, activation, lanes_of, pairs, products, weight
+from .ggml_dot import ONE_SUM, Factor, activation, lanes_of, pairs, products, weight
 
 _QUANTISERS = {"Q8_0": quantize_row_q8_0, "Q8_1": quantize_row_q8_1, "Q8_K": quantize_row_q8_k}
 _ELEMENTS = 1 << 20  # integers of one piece of a product
@@ -137,6 +137,7 @@ def _product_scale(arguments, results):
               "out = round(...), in out_dtype"),
     order=_ORDER,
     parity=Parity("bytes"),
+    mirrors={"cuda": ONE_SUM},
     mirror=Bound("(K // 32 + 14) * (1 + 31 * (B * 256 == K * 292))", scale=_product_scale, ulps=1, why=_WHY + "; rows "
                  "of Q8_K, which meet nothing as integers, one fma a value"),
     nan="NaN in a gives NaN in its row under Q8_0 and Q8_1, nothing under Q8_K, whose codes pass it over",
@@ -167,11 +168,11 @@ def matmul_bt_quant(nx, a, b, *, quant_type, out_dtype=None):
         rows = nx.store(ggml_blocks.values(nx, ggml_blocks.take_apart(b, quant_type)), np.float32)
         out[...] = nx.store(nx.matmul(a, rows, fused=True), out.dtype)
         return out
-    factor = activation(quantised(nx, a, quant_type), quant_traits(quant_type).activation, lanes_of(quant_type))
+    factor = activation(quantised(nx, a, quant_type), quant_traits(quant_type).activation, lanes_of(quant_type, nx))
     step = max(1, _ELEMENTS // max(1, a.shape[1], factor.lanes[..., 0].size))
 
     def piece(start: int) -> None:
-        part = weight(b[start : start + step], quant_type)
+        part = weight(b[start : start + step], quant_type, nx)
         out[:, start : start + step] = nx.store(products(nx, part, factor, quant_type), out.dtype)
 
     parallel(piece, range(0, len(b), step), work=len(b) * a.shape[1])
