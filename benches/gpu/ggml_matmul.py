@@ -11,17 +11,17 @@ from .bench import Bench
 from .ggml import cupy_blocks
 
 
+ONE_ROW = ((14336, 4096), (4096, 14336), (8192, 8192), (34816, 5120))
+"""N and K of a decoder's layers: up, down, square, and the two projections of an up layer as one."""
+OFTEN = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
+
+
 def benches() -> Iterator[Bench]:
     for kind in WEIGHT_TYPES:
-        yield product(kind, 1, 14336, 4096)
-    for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K"):
-        yield product(kind, 1, 4096, 14336)
-        yield product(kind, 1, 8192, 8192)
-        yield product(kind, 1, 34816, 5120)
-        yield product(kind, 4, 14336, 4096)
-        yield product(kind, 16, 14336, 4096)
-        yield product(kind, 64, 14336, 4096)
-        yield product(kind, 512, 14336, 4096)
+        for columns, depth in ONE_ROW:
+            yield product(kind, 1, columns, depth)
+        for rows in (4, 16, 64, 512) if kind in OFTEN else (16, 512):
+            yield product(kind, rows, 14336, 4096)
     yield product("Q6_K", 1, 151936, 4096)
 
 
