@@ -10,7 +10,6 @@ from .arrays import cupy_empty, cupy_normal, ours, torch_normal
 from .bench import Bench
 from .ggml import cupy_blocks
 
-
 ONE_ROW = ((14336, 4096), (4096, 14336), (8192, 8192), (34816, 5120))
 """N and K of a decoder's layers: up, down, square, and the two projections of an up layer as one."""
 OFTEN = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
