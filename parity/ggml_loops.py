@@ -163,8 +163,10 @@ def dequantised(kind: str, row: np.ndarray) -> np.ndarray:
     return np.array([b.value(e) for b in blocks(kind, row) for e in range(SIZES[kind][0])], F32)
 
 
-def vec_dot(kind: str, w_row: np.ndarray, a_row: np.ndarray, fused: bool = False) -> np.float32:
-    """The dot product in ggml's generic order."""
+def vec_dot(kind: str, w_row: np.ndarray, a_row: np.ndarray, fused: bool = False, lanes: bool = True) -> np.float32:
+    """The dot product in ggml's generic order; without `lanes` in that of CUDA kernels, where a block is one term."""
+    if not lanes and kind in ("Q3_K", "Q4_K", "Q5_K", "Q6_K"):
+        return _one_term_a_block(kind, w_row, a_row)
     total, lanes = F32(0), [F32(0)] * 8
     plus = rounded_sum if fused else lambda a, b, c: c + a * b
     for w, a in zip(blocks(kind, w_row), blocks(PARTNER[kind], a_row)):
@@ -188,6 +190,18 @@ def vec_dot(kind: str, w_row: np.ndarray, a_row: np.ndarray, fused: bool = False
     for lane in lanes:
         total = total + lane
     return total * F32(blocks(kind, w_row)[0].fold)
+
+
+def _one_term_a_block(kind: str, w_row: np.ndarray, a_row: np.ndarray) -> np.float32:
+    total = F32(0)
+    for w, a in zip(blocks(kind, w_row), blocks("Q8_K", a_row)):
+        isum = sum(q * s * c for q, s, c in zip(w.q, w.s, a.q))
+        if w.m is None:
+            total = total + f32(isum) * (w.d * a.d)
+        else:
+            summs = sum(m * c for m, c in zip(w.m, a.q))
+            total = total + ((w.d * a.d) * f32(isum) - (a.d * w.dmin) * f32(summs))
+    return total
 
 
 def truth(kind: str, w_row: np.ndarray, a_row: np.ndarray) -> tuple[float, float]:

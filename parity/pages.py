@@ -85,6 +85,7 @@ def _facts(op: Op) -> str:
         "mirror bound": f"({contract.mirror.roundings}) roundings + {contract.mirror.ulps} ulp: {contract.mirror.why}",
     }  # fmt: skip
     lines += ["", *(f"- **{label}**: {value.strip()}" for label, value in facts.items() if value and value.strip())]
+    lines += [f"- **mirror of the {device} kernels**: {nx}" for device, nx in contract.mirrors.items()]
     for name, points in contract.rounding.items():
         lines.append(f"- **rounds ({name})**: " + "; ".join(points))
     lines += [f"- **refuses**: {(check.__doc__ or check.__name__).strip()}" for check in contract.requires]

@@ -91,7 +91,7 @@ def contract_page(found: Op) -> Group:
     arguments = _table("", ("argument", "left"), ("is", "left"))
     defaults = {name: p.default for name, p in found.__signature__.parameters.items() if p.default is not p.empty}
     for name, spec in contract.args.items():
-        arguments.add_row(name, describe(spec) + (f" = {defaults[name]!r}" if name in defaults else ""))
+        arguments.add_row(name, describe(spec) + (f"; by default {defaults[name]}" if name in defaults else ""))
     for name, spec in contract.returns.items():
         arguments.add_row(f"-> {name}", describe(spec))
     facts = Table.grid(padding=(0, 2))
@@ -103,6 +103,8 @@ def contract_page(found: Op) -> Group:
     ):  # fmt: skip
         if value:
             facts.add_row(Text(label, style="bold"), Text(str(value)))
+    for device, arithmetic in contract.mirrors.items():
+        facts.add_row(Text(f"mirror ({device})", style="bold"), Text(str(arithmetic)))
     for name, points in contract.rounding.items():
         facts.add_row(Text(f"rounds ({name})", style="bold"), Text("\n".join(points)))
     refusals = [(check.__doc__ or check.__name__).strip() for check in contract.requires]

@@ -8,10 +8,12 @@ import pytest
 
 from vtlab import oracle
 from vtlab.goldens.capture import ggml_library
+from vtlab.ops.blocks import LAYOUTS
 from vtlab.ops.errors import ContractError
+from vtlab.oracle.ggml_dot import ONE_SUM, lanes_of
 
 from . import ggml_loops as loops
-from .compare import assert_bytes, assert_nmse
+from .compare import assert_bytes, assert_nmse, assert_within
 from .goldens import op_cases
 from .harness import case, checks, mutations
 from .scalar import draw
@@ -76,6 +78,62 @@ def test_products_are_dots_of_quantised_rows(case):
         assert_bytes(got, want, case.kind)
     half = oracle.matmul_bt_quant.mirror(x, b, quant_type=case.kind, out_dtype="bfloat16")
     assert_bytes(half, got.astype(ml_dtypes.bfloat16), case.kind)
+
+
+IN_LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
+CUDA = [case(kind=kind, how=how) for kind in IN_LANES for how in ("random", "zero", "least", "largest", "integers")]
+
+
+def hard_blocks(kind: str, how: str, rows: int, length: int) -> np.ndarray:
+    """Random blocks, and those whose scales or codes stand at the ends of their ranges."""
+    raw = blocks(kind, rows, length, 18)
+    fields = raw.reshape(-1).view(LAYOUTS[kind].block)
+    scales = [name for name in ("d", "dmin") if name in fields.dtype.names]
+    if how == "zero":
+        raw[:] = 0
+    elif how == "integers":  # every code and every scale of 16 or 32 with all bits set: sums as large as they get
+        raw[::2] = 255
+        raw[1::2] = 0
+        fields["d"] = 0.01
+        if "dmin" in scales:
+            fields["dmin"] = 0.01
+    elif how != "random":
+        for name in scales:
+            fields[name] = np.copysign(2.0**-24 if how == "least" else 65504.0, fields[name])
+    return raw
+
+
+@checks("matmul_bt_quant", cases=CUDA)
+def test_the_order_of_cuda_kernels(case):
+    """One term a block instead of eight lanes: these very bytes, within NMSE 1e-6 of the CPU's and of the truth."""
+    b, x = hard_blocks(case.kind, case.how, 12, 1024), draw((4, 1024), "float32", 19, scale=3)
+    x[2] = 0
+    x[3] = loops.dequantised(case.kind, b[4]) if case.how in ("random", "integers") else 127
+    a, kind = quantised(case.kind, x), {"quant_type": case.kind}
+    got = oracle.matmul_bt_quant.mirror_on("cuda", x, b, **kind)
+    assert_bytes(got, np.array([[loops.vec_dot(case.kind, w, row, lanes=False) for w in b] for row in a]), case.how)
+    mirror, truth = oracle.matmul_bt_quant.mirror(x, b, **kind), oracle.matmul_bt_quant(x, b, **kind)
+    if case.how == "zero":
+        assert not got.any() and not mirror.any() and not truth.any()
+        return
+    assert np.isfinite(got).all() and not got[2].any()
+    for want in (mirror, truth):
+        assert_nmse(got, want, 1e-12, case.how)  # the contract allows 1e-6
+    contract = oracle.matmul_bt_quant.contract
+    arguments = {"a": x, "b": b, **kind}
+    roundings = contract.mirror.count({"M": 4, "K": 1024, "N": 12, "B": b.shape[1]})
+    assert_within(got, truth, roundings * 2.0**-24 * contract.mirror.scale(arguments, None) + np.spacing(np.abs(truth)))
+
+
+@pytest.mark.parametrize("kind", [*loops.WEIGHTS, "Q8_K"])
+def test_other_types_have_one_order(kind):
+    assert (kind in IN_LANES) == (lanes_of(kind) != lanes_of(kind, ONE_SUM))
+    if kind in IN_LANES:
+        return
+    x = draw((3, 512), "float32", 20)
+    b = oracle.quantize_row_q8_k(draw((4, 512), "float32", 21)) if kind == "Q8_K" else blocks(kind, 7, 512, 22)
+    assert_bytes(oracle.matmul_bt_quant.mirror_on("cuda", x, b, quant_type=kind),
+                 oracle.matmul_bt_quant.mirror(x, b, quant_type=kind), kind)  # fmt: skip
 
 
 @checks("matmul_bt_quant", cases=KINDS)
@@ -182,6 +240,9 @@ mutations(
     "matmul_bt_quant",
     {
         **{name: _ORDER[name] for name in ("no fold at the end", "minimums added", "lanes before minimums")},
+        "CUDA: the minimums' scale by the other": ("low = nx.mul(nx.load(da), nx.load(dmin)) if integer",
+                                                   "low = nx.mul(nx.load(dw), nx.load(dmin)) if integer",
+                                                   "ggml_dot._with_minimum"),
         "a piece's rows reversed": ("b[start : start + step]", "b[start : start + step][::-1]"),
         "signs of 128 magnitudes": ("np.array([0, 7, 14, 21], np.uint32) & 127",
                                     "np.array([0, 7, 14, 21], np.uint32) & 63", "ggml_blocks._signed"),
