@@ -43,8 +43,13 @@ class Order:
         return 1, self.lanes or max(1, -(-length // size)), size
 
     def _needed(self, length: int) -> int:
-        """How many of a power of two of strided lanes get an element: the others are +0, and trees may leave them."""
-        lanes, used = self.lanes, -(-length // self.vector)
+        """How many strided lanes get an element: the others are +0, and a join in sequence or a tree may leave them.
+
+        No lane is ever -0, as each starts at +0, so that +0 more changes nothing.
+        """
+        lanes, used = self.lanes, max(1, -(-length // self.vector))
+        if self.join == (("sequential", 0),):
+            return min(lanes, used)
         if lanes & (lanes - 1) or any(how != "tree" for how, _ in self.join):
             return lanes
         while lanes > 1 and lanes // 2 >= used:

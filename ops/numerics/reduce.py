@@ -65,17 +65,31 @@ def ordered_matmul(a: np.ndarray, b_t: np.ndarray, order: Order, fused: bool, lo
     for n in range(0, columns, width):
         block = load(b_t[n : n + width])
         right = _steps(block, order)[:, None, :, :]
-        exact = fused and _products_are_exact(a, block)
-        for m in range(0, rows, height):
-            part = left[:, m : m + height]
-            partial = np.zeros((part.shape[1], right.shape[2], lanes), np.float32)
-            for x, y in zip(part, right):
-                if fused and not exact:
-                    partial = fma_f32(x, y, partial)
-                else:
-                    partial += x * y
-            out[m : m + height, n : n + width] = _join(partial, order)
+        exact = _exact_rows(a, block) if fused else np.ones(rows, np.bool_)
+        for accumulate, chosen in ((_separate, np.flatnonzero(exact)), (_fused, np.flatnonzero(~exact))):
+            for m in range(0, len(chosen), height):
+                some = chosen[m : m + height]
+                part = left[:, some[0] : some[0] + len(some)] if some[-1] - some[0] < len(some) else left[:, some]
+                out[some, n : n + width] = _join(accumulate(part, right), order)
     return out
+
+
+def _separate(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The running sums of left * right over the first axis, from +0, where product and sum round by themselves."""
+    total = np.zeros(np.broadcast_shapes(left.shape[1:], right.shape[1:]), np.float32)
+    product = np.empty_like(total)
+    for x, y in zip(left, right):
+        np.multiply(x, y, out=product)
+        total += product
+    return total
+
+
+def _fused(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The same where each step is one fma."""
+    total = np.zeros(np.broadcast_shapes(left.shape[1:], right.shape[1:]), np.float32)
+    for x, y in zip(left, right):
+        total = fma_f32(x, y, total)
+    return total
 
 
 def _steps(x: np.ndarray, order: Order) -> np.ndarray:
@@ -128,11 +142,24 @@ def _join_pairwise(partial: np.ndarray) -> np.ndarray:
 _JOINS = {"sequential": _join_sequential, "tree": _join_tree, "pairwise": _join_pairwise}
 
 
-def _products_are_exact(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether every a * b is a float32 (bfloat16 operands in a sane range): then an fma is a product and a sum."""
-    for v in (a, b):
-        if (np.ascontiguousarray(v).view(np.uint32) & np.uint32(0xFFFF)).any():
-            return False
-    large = [float(np.max(np.abs(v))) for v in (a, b)]
-    small = [float(np.min(np.abs(v), initial=np.inf, where=v != 0)) for v in (a, b)]
-    return large[0] * large[1] < 2.0**127 and small[0] * small[1] >= 2.0**-126
+def _exact_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """For which rows of a every finite product with a number of b is a float32: there an fma is a product and a sum.
+
+    Operands that came from 16 bits or fewer have few significant bits, and where these make at most 24 together, and the
+    products neither overflow nor fall under 2^-126, nothing is left to round. What is not finite needs no rounding.
+    """
+    (bits, small, large), (more, least, most) = _extent(a, 1), _extent(b, None)
+    if bits + more > 24:
+        return np.zeros(len(a), np.bool_)
+    return (large * float(most) < 2.0**127) & (small * float(least) >= 2.0**-126)
+
+
+def _extent(v: np.ndarray, axis: int | None) -> tuple[int, np.ndarray, np.ndarray]:
+    """The most significant bits that a number of v can have; along an axis, or all, the least and the largest finite
+    magnitude in float64, zeros aside: infinity and 0 where there is none."""
+    v = np.ascontiguousarray(v)
+    fraction = int(np.bitwise_or.reduce(v.view(np.uint32), axis=None)) & 0x7F_FFFF | 0x80_0000
+    size = np.abs(v)
+    usable = (size > 0) & (size < np.inf)
+    small, large = size.min(axis, initial=np.inf, where=usable), size.max(axis, initial=0, where=usable)
+    return 25 - (fraction & -fraction).bit_length(), small.astype(np.float64), large.astype(np.float64)
