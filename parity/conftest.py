@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from vtlab.parity.ledger import load_ledger
+from .ledger import load_ledger
 
 CASES = pytest.StashKey[dict]()
 SANITIZERS = pytest.StashKey[dict]()
@@ -41,8 +41,8 @@ def pytest_runtest_logreport(report):
 
 
 def _note_wrongs() -> None:
-    from vtlab.parity import planted
-    from vtlab.parity.test_device_mutations import WRONGS
+    from . import planted
+    from .test_device_mutations import WRONGS
 
     names = {f"{family}: {name}" for family, wrongs in WRONGS.items() for name in wrongs}
     planted.note({name: key for name, key, passed in _REPORTED if passed},
@@ -55,9 +55,9 @@ def pytest_sessionfinish(session):
         _note_wrongs()
     passed, verdicts = session.config.stash.get(CASES, {}), session.config.stash.get(SANITIZERS, {})
     if session.config.getoption("--device") == "cuda" and (passed or verdicts):
-        from vtlab.parity.chain_cases import chain_cases
-        from vtlab.parity.device_cases import cases, device_ops
-        from vtlab.parity.device_record import update
+        from .chain_cases import chain_cases
+        from .device_cases import cases, device_ops
+        from .device_record import update
 
         update(passed, [*cases(device_ops()), *chain_cases()], verdicts, chosen=session.config.getoption("--family"))
 
@@ -112,7 +112,7 @@ def _leave_out(config, items, which) -> None:
 
 def _leave_out_known_wrongs(config, items) -> None:
     """Wrongs that were noticed as they are, from source and cases as they are, need no second time."""
-    from vtlab.parity import planted
+    from . import planted
 
     record = planted.recorded()
 

@@ -96,10 +96,10 @@ def mutations(op: str, wrongs: Mapping[str, tuple[str, ...]]) -> None:
 
 def load_checks() -> None:
     """Import every family's tests, so that `CHECKS` and `MUTATIONS` are complete."""
-    package = importlib.import_module("vtlab.parity")
+    package = importlib.import_module(__package__)  # pytest's own name for it under pytest, whose modules these are
     for module in pkgutil.iter_modules(package.__path__):
         if module.name.startswith("test_"):
-            importlib.import_module(f"vtlab.parity.{module.name}")
+            importlib.import_module(f"{__package__}.{module.name}")
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from vtlab.parity import compare
-from vtlab.parity.compare import ParityError
+from . import compare
+from .compare import ParityError
 
 BF16 = ml_dtypes.bfloat16
 FLOATS = [np.float32, np.float16, BF16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]

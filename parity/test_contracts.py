@@ -9,7 +9,8 @@ from vtlab import oracle
 from vtlab.ops.errors import ContractError
 from vtlab.ops.rows import ROWS
 from vtlab.ops.table import table
-from vtlab.parity.generic import generic_checks
+
+from .generic import generic_checks
 
 OPS = sorted(table())
 GENERIC = [pytest.param(run, id=name) for op in OPS for name, run in generic_checks(table()[op])]

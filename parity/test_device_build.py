@@ -129,7 +129,7 @@ def test_declared_spills_are_bounded_and_of_kernels_that_exist(monkeypatch):
 
 
 def test_a_spill_fails_the_build(monkeypatch, tmp_path):
-    from vtlab.parity.building import run_build
+    from .building import run_build
 
     usage = compiler.Usage(255, 0, 8, 16)
     monkeypatch.setattr("vtlab.device.build.compile_family", lambda *_: compiler.Compiled(b"x", "none", {"k": usage}))
@@ -138,7 +138,7 @@ def test_a_spill_fails_the_build(monkeypatch, tmp_path):
 
 def test_builds_on_record_are_left_out_but_for_one_architecture(monkeypatch, tmp_path):
     """A changed source or another compiler is built for all; what is on record for the one that its digest picks."""
-    from vtlab.parity import building
+    from . import building
 
     made = []
 
@@ -247,7 +247,7 @@ def test_compiling_writes_into_no_object_that_python_shares():
 
 
 def test_an_op_that_chains_serve_needs_all_of_them():
-    from vtlab.parity.device_record import device_states, recipes_of
+    from .device_record import device_states, recipes_of
 
     op, holds = "rms_norm_fp4_quant", lambda name, record, family=None: name in record
     recipes = set(recipes_of(op))

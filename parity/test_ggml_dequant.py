@@ -20,7 +20,8 @@ from vtlab.models.demo import demo_installed, demo_path
 from vtlab.ops.block_grids import grid
 from vtlab.ops.blocks import LAYOUTS
 from vtlab.ops.errors import ContractError
-from vtlab.parity.compare import assert_bytes
+
+from .compare import assert_bytes
 
 SPECIAL_F16 = np.array([0.0, -0.0, 6e-8, -6.1e-5, 1.0, -1.5, 65504.0, np.inf, -np.inf, np.nan], np.float16)
 PACKAGE_DECODES = [name for name in TYPES if name != "Q8_K"]

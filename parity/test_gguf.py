@@ -17,8 +17,9 @@ from vtlab.gguf import limits
 from vtlab.gguf.reader import read_gguf
 from vtlab.ops.blocks import LAYOUTS
 from vtlab.ops.errors import FormatError
-from vtlab.parity import fuzz_files
-from vtlab.parity.broken_gguf import (
+
+from . import fuzz_files
+from .broken_gguf import (
     ARCH,
     ARRAY,
     CORRUPTIONS,
@@ -33,8 +34,8 @@ from vtlab.parity.broken_gguf import (
     pair,
     text,
 )
-from vtlab.parity.fuzz_files import READERS, fuzz
-from vtlab.parity.mutate_files import mutate
+from .fuzz_files import READERS, fuzz
+from .mutate_files import mutate
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

@@ -17,9 +17,10 @@ from vtlab.ops.dtypes import dtype as dtype_of
 from vtlab.ops.errors import FormatError
 from vtlab.ops.numerics import round_to
 from vtlab.ops.table import lookup
-from vtlab.parity import goldens
-from vtlab.parity.generating_tiny import RECURRENT
-from vtlab.parity.goldens import FOLDER, list_goldens, op_cases, token_golden
+
+from . import goldens
+from .generating_tiny import RECURRENT
+from .goldens import FOLDER, list_goldens, op_cases, token_golden
 
 ROOT = FOLDER.parent
 FILES = list_goldens()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from vtlab import oracle
-from vtlab.parity import gate, harness
-from vtlab.parity.harness import Mutation, case
-from vtlab.parity.ledger import Ledger, Miss, load_ledger
+
+from . import gate, harness
+from .harness import Mutation, case
+from .ledger import Ledger, Miss, load_ledger
 
 DROP_ROOT = Mutation("rms_norm", "drop the square root", "nx.sqrt(", "(", "inverse_rms")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vtlab.ops.table import table
-from vtlab.parity.harness import CHECKS, MUTATIONS, load_checks, survives
+
+from .harness import CHECKS, MUTATIONS, load_checks, survives
 
 load_checks()
 ALL = [mutation for op in sorted(MUTATIONS) for mutation in MUTATIONS[op].values()]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from vtlab.ops.numerics import MIRROR, TRUTH, coefficients, transcendental
-from vtlab.parity import prove_numerics as prove
+
+from . import prove_numerics as prove
 
 PROOF = json.loads(prove.RECORD.read_text())
 F = np.float32

@@ -8,8 +8,9 @@ import pytest
 from vtlab.ops import rowwise
 from vtlab.ops.numerics import MIRROR, TRUTH, threads
 from vtlab.ops.table import table
-from vtlab.parity.compare import ParityError, assert_bytes
-from vtlab.parity.generic import arguments_of, evaluate
+
+from .compare import ParityError, assert_bytes
+from .generic import arguments_of, evaluate
 
 CASES = [
     pytest.param(found, number, id=f"{name}-{number}")

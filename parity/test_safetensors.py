@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 
 from vtlab.models.safetensors import DTYPES, read_safetensors
 from vtlab.ops.errors import FormatError
-from vtlab.parity.broken_safetensors import CORRUPTIONS, X, container, entry
-from vtlab.parity.fuzz_files import READERS, fuzz
+
+from .broken_safetensors import CORRUPTIONS, X, container, entry
+from .fuzz_files import READERS, fuzz
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

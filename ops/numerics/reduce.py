@@ -145,8 +145,8 @@ _JOINS = {"sequential": _join_sequential, "tree": _join_tree, "pairwise": _join_
 def _exact_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """For which rows of a every finite product with a number of b is a float32: there an fma is a product and a sum.
 
-    Operands that came from 16 bits or fewer have few significant bits, and where these make at most 24 together, and the
-    products neither overflow nor fall under 2^-126, nothing is left to round. What is not finite needs no rounding.
+    Operands that came from 16 bits or fewer have few significant bits, and where these make at most 24 together, and
+    the products neither overflow nor fall under 2^-126, nothing is left to round. What is not finite needs no rounding.
     """
     (bits, small, large), (more, least, most) = _extent(a, 1), _extent(b, None)
     if bits + more > 24:
