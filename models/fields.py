@@ -43,7 +43,8 @@ class Fields:
 
     def integer(self, name: str, default: int | None = None) -> int:
         value = default if self.get(name) is None else self.get(name)
-        if isinstance(value, bool) or value is None or not isinstance(value, (int, float)) or value != int(value):
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole:
             raise self.error(name, value, "an integer")
         return int(value)
 
@@ -60,5 +61,5 @@ class Fields:
         """The field, refused unless it is one of `allowed` (a missing one reads as `default`)."""
         value = default if self.get(name) is None else self.get(name)
         if value not in allowed:
-            raise self.error(name, value, " or ".join(map(repr, allowed)))
+            raise self.error(name, value, " or ".join("nothing" if one is None else repr(one) for one in allowed))
         return value

@@ -148,11 +148,12 @@ def _read_index(path: Path) -> Safetensors:
 
 def _read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     buffer = map_file(path)
-    length = int.from_bytes(buffer[:8], "little")
-    if length > min(MAX_HEADER, len(buffer) - 8):
-        raise FormatError(
-            path, 0, "header length", length, f"at most {MAX_HEADER}, within a file of {len(buffer)} bytes"
-        )
+    if len(buffer) < 8:
+        raise FormatError(path, 0, "header length", f"a file of {len(buffer)} bytes", "8 bytes that say it, or more")
+    length, room = int.from_bytes(buffer[:8], "little"), len(buffer) - 8
+    if length > min(MAX_HEADER, room):
+        want = f"at most {MAX_HEADER}" if length > MAX_HEADER else f"at most {room}, all that is left: the file is cut"
+        raise FormatError(path, 0, "header length", length, want)
     text = buffer[8 : 8 + length]
     if text[:1] != b"{":
         raise FormatError(path, 8, "header", text[:1], b"{")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from vtlab.gguf.dequant import dequantize
+from vtlab.gguf.dequant import TYPES, dequantize
 from vtlab.ops.dtypes import dtype as dtype_of
 from vtlab.ops.errors import FormatError
 from vtlab.ops.numerics import round_to
@@ -97,10 +97,15 @@ class Weights(Layer):
 
         blocks : matrices whose parts are all in block types stay in the file's blocks, neighbouring parts of one type
         joined, and a lone one in the mapped file; what else there is, and all of it by default, is dequantized.
-        Errors: FormatError, before any tensor is read, for a missing or extra tensor or a wrong shape; ContractError
-        for blocks in a dtype that their products do not give.
+        Errors: FormatError, before any tensor is read, for a missing or extra tensor, a wrong shape or a type that
+        nothing here decodes; ContractError for blocks in a dtype that their products do not give.
         """
         wanted = _check(config, gguf.tensors, gguf=True)
+        for tensor in (gguf.tensors[slot.gguf] for slot in wanted if slot.gguf):
+            if tensor.type not in TYPES:
+                raise FormatError(
+                    config.file, tensor.offset, tensor.name, f"type {tensor.type}", "one of " + ", ".join(TYPES)
+                )
         if blocks:
             check_dtype(dtype_of(dtype))
 
@@ -128,7 +133,7 @@ def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool, held: quant.Qua
     names = {slot.name(gguf) for slot in wanted} | (held.names(optional=False) if held else set())
     missing = sorted(names - set(tensors))
     if missing:
-        raise FormatError(config.file, None, missing[0], f"no such tensor ({len(missing)} missing)", "a tensor")
+        raise FormatError(config.file, None, missing[0], _absent(missing, set(tensors) - names), "a tensor")
     maybe = held.names(optional=True) if held else set()
     extra = sorted(name for name in set(tensors) - names - maybe if not family.ignored(config, name, gguf))
     if held:
@@ -143,6 +148,15 @@ def _check(config: ModelConfig, tensors: Mapping, *, gguf: bool, held: quant.Qua
     if held:
         held.check()
     return [slot for slot in slots if slot.name(gguf) or slot.constant is not None]
+
+
+def _absent(missing: list[str], others: set[str]) -> str:
+    """What is said of the first of them, with the tensors beside it that the model has no use for."""
+    module = missing[0].rpartition(".")[0]
+    found = (name.rpartition(".") for name in others)
+    beside = sorted(last for within, _, last in found if module and within == module)
+    count = "" if len(missing) == 1 else f", one of {len(missing)} that are missing"
+    return f"no such tensor{count}" + (f"; beside it {', '.join(beside)}" if beside else "")
 
 
 def _assemble(

@@ -134,7 +134,8 @@ def _check_tensor(op: str, name: str, spec: Tensor, value: object, arguments: Ma
         if value.dtype != wanted:
             raise ContractError(op, name, f"dtype {value.dtype}", f"dtype {wanted}, that of {spec.like}")
     elif value.dtype.name not in spec.dtypes:
-        raise ContractError(op, name, f"dtype {value.dtype}", "dtype " + " or ".join(spec.dtypes))
+        codes = f": its codes, as .view({spec.dtypes[0]!r}) gives them" if value.dtype.name == spec.holds else ""
+        raise ContractError(op, name, f"dtype {value.dtype}", "dtype " + " or ".join(spec.dtypes) + codes)
     if not value.dtype.isnative:
         raise ContractError(op, name, f"dtype {value.dtype.str}", "this machine's order of bytes")
     if not _layout_holds(value, spec.layout):

@@ -10,6 +10,8 @@ from functools import singledispatch
 
 import numpy as np
 
+from .contract import refuse
+
 BLOCK = 16
 """Elements that share a scale."""
 TILE_ROWS, TILE_BLOCKS = 128, 4
@@ -37,6 +39,18 @@ def positive_zeros(codes: np.ndarray) -> np.ndarray:
 def tiled_shape(rows: int, blocks: int) -> tuple[int, int]:
     """The shape of scales in tiles: both axes filled up to whole tiles."""
     return -(-rows // TILE_ROWS) * TILE_ROWS, -(-blocks // TILE_BLOCKS) * TILE_BLOCKS
+
+
+def check_scales(name: str, shape: tuple[int, ...], lead: tuple[int, ...], blocks: int, swizzled: bool) -> None:
+    """Refuse scales of codes [*lead, blocks of them] whose shape is not that of their layout: swizzled or in rows."""
+    rows, tiles = (*lead, blocks), tiled_shape(math.prod(lead), blocks)
+    want, other = (tiles, rows) if swizzled else (rows, tiles)
+    if tuple(shape) == want:
+        return
+    names = ("rows", f"tiles of {TILE_ROWS} x {TILE_BLOCKS}")
+    got = f"shape {tuple(shape)}" + (f", that of scales in {names[not swizzled]}" if tuple(shape) == other else "")
+    how = ", as swizzle_blockscale makes them" if swizzled else ""
+    raise refuse(name, got, f"{want} with is_sf_swizzled_layout={swizzled}: scales in {names[swizzled]}{how}")
 
 
 @singledispatch

@@ -173,9 +173,7 @@ def scales_fit(arguments, axes):
     if half % (BLOCK // 2):
         raise refuse("packed", f"{2 * half} codes a row", f"a multiple of {BLOCK}")
     blocks = 2 * half // BLOCK
-    want = nvfp4.tiled_shape(math.prod(lead), blocks) if arguments["is_sf_swizzled_layout"] else (*lead, blocks)
-    if tuple(scale.shape) != want:
-        raise refuse("scale", f"shape {tuple(scale.shape)}", f"{want}")
+    nvfp4.check_scales("scale", scale.shape, tuple(lead), blocks, arguments["is_sf_swizzled_layout"])
 
 
 def decoded(nx, packed):

@@ -51,9 +51,7 @@ def scales_fit(arguments, axes):
     blocks = 2 * axes["B"] // BLOCK
     for name, rows in (("block_scale_a", axes["M"]), ("block_scale_b", axes["N"])):
         if name in arguments:
-            want = nvfp4.tiled_shape(rows, blocks) if arguments["is_sf_swizzled_layout"] else (rows, blocks)
-            if tuple(arguments[name].shape) != want:
-                raise refuse(name, f"shape {tuple(arguments[name].shape)}", f"{want}")
+            nvfp4.check_scales(name, arguments[name].shape, (rows,), blocks, arguments["is_sf_swizzled_layout"])
 
 
 def scaled_values(nx, packed, scale, swizzled):

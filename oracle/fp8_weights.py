@@ -77,7 +77,9 @@ def shards_fit(arguments, axes):
     if not isinstance(widths, (list, tuple)) or not all(type(w) is int and w >= 0 for w in widths):
         raise refuse("logical_widths", widths, "a list of widths of at least 0")
     if len(widths) != axes["S"] or sum(widths) != axes["N"]:
-        raise refuse("logical_widths", f"{len(widths)} widths, {sum(widths)} rows", f"{axes['S']}, {axes['N']} rows")
+        raise refuse(
+            "logical_widths", f"{len(widths)} widths, {sum(widths)} rows", f"{axes['S']} widths, {axes['N']} rows"
+        )
     if isinstance(scale, np.ndarray):
         if not scale.size:
             raise refuse("weight_scale", "no scale", "one a shard")

@@ -94,10 +94,11 @@ def _shapes_fit(arguments, axes):
     if tuple(arguments["b_q"].shape) != (k * kind.bits // 32, n):
         raise refuse("b_q", f"shape {tuple(arguments['b_q'].shape)}", f"{(k * kind.bits // 32, n)}")
     if k // max(axes["G"], 1) not in (64, 128, k):
-        raise refuse("b_group_scales", f"groups of {k // max(axes['G'], 1)}", "groups of 64, 128 or K")
+        raise refuse("b_group_scales", f"{axes['G']} groups of K = {k}", "groups of 64, 128 or K")
     if (arguments["b_group_zeros"] is None) != bool(kind.bias):
-        got = "None" if arguments["b_group_zeros"] is None else "zeros"
-        raise refuse("b_group_zeros", got, "zeros for a type without a bias alone")
+        name = arguments["quant_type"]
+        want = f"None for {name}, whose codes have a bias" if kind.bias else f"zeros for {name}"
+        raise refuse("b_group_zeros", "None" if arguments["b_group_zeros"] is None else "zeros", want)
 
 
 def _weights(nx, b_q, scales, zeros, kind):

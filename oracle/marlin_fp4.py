@@ -184,7 +184,8 @@ def _product_fits(arguments, axes):
     if tuple(arguments["weight"].shape) != want:
         raise refuse("weight", f"shape {tuple(arguments['weight'].shape)}", f"{want}")
     if axes["G"] * (32 if alone else 16) != k:
-        raise refuse("weight_scale", f"{axes['G']} groups", f"{k // (32 if alone else 16)}")
+        want = f"{k // 32}, of 32: MXFP4, as there is no global scale" if alone else f"{k // 16}, of 16: NVFP4"
+        raise refuse("weight_scale", f"{axes['G']} groups", want)
     if alone and arguments["input"].dtype == np.float16:
         raise refuse("input", "float16", "bfloat16, whose range powers of two need, or a global scale")
 
@@ -195,7 +196,7 @@ def _processed(arguments, axes):
     if arguments["weight_global_scale"] is None or not isinstance(scales, np.ndarray) or not scales.size:
         return
     if ((scales != 0) & ((scales < _LEAST) | (scales > _MOST))).any():
-        raise refuse("weight_scale", "a byte that is no scale", f"0, or {_LEAST:#x} to {_MOST:#X}")
+        raise refuse("weight_scale", "a byte that is no scale", f"0, or {_LEAST:#x} to {_MOST:#x}")
 
 
 def _fp4_weights(nx, weight, weight_scale, nvfp4, dtype):

@@ -119,9 +119,8 @@ def shapes_fit(arguments, axes):
         raise refuse("b_q_weight", f"shape {words}", f"{want} for {arguments['quant_type']}")
     zeros = arguments["b_zeros"]
     if (zeros is None) != bool(kind.bias):
-        raise refuse(
-            "b_zeros", "None" if zeros is None else "zero points", "zero points for a type without a bias alone"
-        )
+        want = f"None for {arguments['quant_type']}, whose codes have a bias" if kind.bias else "zero points for uint4"
+        raise refuse("b_zeros", "None" if zeros is None else "zero points", want)
     if zeros is not None and tuple(zeros.shape)[-2:] != (axes["G"], n * bits // 32):
         raise refuse("b_zeros", f"shape {tuple(zeros.shape)[-2:]}", f"{(axes['G'], n * bits // 32)}")
 

@@ -283,11 +283,8 @@ def _scales_fit(arguments, axes):
         raise refuse("b", f"{2 * axes['B']} codes a row", f"a multiple of {BLOCK}")
     blocks = 2 * axes["B"] // BLOCK
     for name, rows in (("a_sf", axes["M"]), ("b_sf", axes["N"])):
-        if name not in arguments:
-            continue
-        want = nvfp4.tiled_shape(rows, blocks) if arguments["is_sf_swizzled_layout"] else (rows, blocks)
-        if tuple(arguments[name].shape) != want:
-            raise refuse(name, f"shape {tuple(arguments[name].shape)}", f"{want}")
+        if name in arguments:
+            nvfp4.check_scales(name, arguments[name].shape, (rows,), blocks, arguments["is_sf_swizzled_layout"])
 
 
 def _values(nx, packed, scale, swizzled):

@@ -93,6 +93,18 @@ def test_gguf_that_cannot_be_honoured_is_refused_by_key(field, change, tmp_path)
     assert error.value.field == field
 
 
+@pytest.mark.parametrize("weights", ["dequantized", "blocks"])
+def test_a_gguf_type_that_nothing_decodes_is_refused_by_its_tensor(weights, tmp_path):
+    path, name = tmp_path / "tiny.gguf", b"blk.0.attn_q.weight"
+    write_tiny_gguf("llama", path)
+    content = bytearray(path.read_bytes())
+    at = content.index(name) + len(name) + 4 + 2 * 8  # behind the name: the number of dimensions, two, the type
+    content[at : at + 4] = (26).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"blk\.0\.attn_q\.weight: got type I32, want one of F32, F16, BF16, Q4_0"):
+        load_decoder(path, "float32", 64, weights)
+
+
 def test_absent_caps_are_the_familys_and_null_is_none():
     absent = read(changed("gemma2", attn_logit_softcapping=..., final_logit_softcapping=...), "absent")
     null = read(changed("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None), "null")

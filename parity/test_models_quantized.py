@@ -258,6 +258,17 @@ def at(place, value):
 
 Q, DOWN = "self_attn.q_proj", "mlp.down_proj"
 BROKEN = [
+    ("gptq_act_order", {}, {"group_size": float("inf")}, "quantization_config.group_size", "inf"),
+    ("gptq_act_order", {}, {"group_size": float("nan")}, "quantization_config.group_size", "nan"),
+    ("gptq_act_order", {}, {"group_size": "32"}, "quantization_config.group_size", "'32'"),
+    ("gptq_asym", {}, {"dynamic": {"+:.*q_proj": "8"}}, "quantization_config.dynamic['+:.*q_proj']", "'8'"),
+    ("gptq_asym", {}, {"dynamic": {"-:(": {}}}, "quantization_config.dynamic", "-:("),
+    ("gptq_asym", {}, {"modules_in_block_to_quantize": 3}, "modules_in_block_to_quantize", "3"),
+    ("gptq_asym", {}, {"modules_in_block_to_quantize": [[3]]}, "modules_in_block_to_quantize", "[[3]]"),
+    ("ct_w4a16", {}, {"config_groups.group_0.targets": None}, f"{DOWN}.weight", "one of 7 that are missing; beside it "
+     "weight_packed, weight_scale, weight_shape, weight_zero_point"),
+    ("fp8_block", {}, {"weight_block_size": None}, f"{DOWN}.weight_scale", "beside it weight_scale_inv"),
+    ("modelopt_fp8", {}, {"quant_algo": "NVFP4"}, f"{DOWN}.weight_scale_2", "no such tensor"),
     (*edited("gptq_act_order", f"{Q}.g_idx", at(5, 4)), {}, f"{Q}.g_idx", "group 4 for row 5"),
     (*edited("gptq_act_order", f"{Q}.g_idx", at(0, -1)), {}, f"{Q}.g_idx", "group -1"),
     (*edited("gptq_act_order", f"{Q}.scales", at((1, 2), 0)), {}, f"{Q}.scales", "a scale of 0"),

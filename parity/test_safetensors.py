@@ -107,6 +107,14 @@ def test_unaligned_data_is_read_in_place(tmp_path):
             assert np.array_equal(file["x"] * 2, values * 2)
 
 
+@pytest.mark.parametrize(("length", "said"), [(0, "a file of 0 bytes"), (7, "a file of 7 bytes"),
+                                              (20, "at most 12, all that is left: the file is cut")])  # fmt: skip
+def test_a_file_cut_short_in_its_header_says_so(length, said, tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(container({"x": X}, bytes(4))[:length])
+    with pytest.raises(FormatError, match=said):
+        read_safetensors(tmp_path / "x.safetensors")
+
+
 def test_every_prefix_and_every_longer_file_is_refused(tmp_path):
     whole = container({"x": X, "y": entry("BF16", [2, 1], 4, 8)}, bytes(8))
     path = tmp_path / "prefix.safetensors"

@@ -20,8 +20,7 @@ def gptq(given: Fields) -> Quantization:
     given.only("is_marlin_format", (False,), False)
     default, head = _gptq(given, {}), given.flag("lm_head")
     rules = _dynamic(given)
-    inside = given.get("modules_in_block_to_quantize")
-    listed = None if inside is None else tuple(chain.from_iterable([x] if isinstance(x, str) else x for x in inside))
+    listed = _listed(given, "modules_in_block_to_quantize")
 
     def choose(name: str) -> Scheme | None:
         for skips, pattern, scheme in rules:
@@ -46,6 +45,17 @@ def _gptq(given: Fields, other: Mapping) -> Gptq:
     return Gptq(bits, group_size, given.flag("sym", True), order, v2)
 
 
+def _listed(given: Fields, field: str) -> tuple[str, ...] | None:
+    """Names in one list or in lists of lists, None where the file has none."""
+    value = given.get(field)
+    if value is None:
+        return None
+    inner = [[one] if isinstance(one, str) else one for one in value] if isinstance(value, list) else [value]
+    if not all(isinstance(one, list) and all(isinstance(name, str) for name in one) for one in inner):
+        raise given.error(field, value, "a list of names, or of lists of names")
+    return tuple(chain.from_iterable(inner))
+
+
 def _dynamic(given: Fields) -> tuple[tuple[bool, re.Pattern, Gptq], ...]:
     rules = given.get("dynamic") or {}
     if not isinstance(rules, Mapping):
@@ -57,6 +67,8 @@ def _dynamic(given: Fields) -> tuple[tuple[bool, re.Pattern, Gptq], ...]:
             pattern = re.compile(text)
         except re.error as problem:
             raise given.error("dynamic", key, f"regular expressions ({problem})") from None
+        if not isinstance(other or {}, Mapping):
+            raise given.error(f"dynamic[{key!r}]", other, "an object of settings")
         found.append((key.startswith("-:"), pattern, _gptq(given, other or {})))
     return tuple(found)
 
