@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, update_wrapper
 
+import numpy as np
+
 from . import checking, providers, rowwise
 from .contract import Bound, Contract, Parity, Tensor
 from .errors import ContractError
@@ -82,6 +84,11 @@ class Op:
             arguments = self.bind(args, kwargs)
             return arguments, checking.form_of(self.contract, arguments)
 
+    @property
+    def shown_signature(self) -> inspect.Signature:
+        """The signature for people: a dtype that is a class, as those of ml_dtypes are, by its name."""
+        return inspect.Signature([_legible(parameter) for parameter in self._parameters])
+
     @contextlib.contextmanager
     def replaced(self, body: Callable) -> Iterator[None]:
         """Run with another body: how mutations plant their wrongs."""
@@ -93,6 +100,12 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.contract.name} of {self.contract.row}>"
+
+
+def _legible(parameter: inspect.Parameter) -> inspect.Parameter:
+    default = parameter.default
+    named = isinstance(default, type) and default is not parameter.empty
+    return parameter.replace(default=np.dtype(default).name) if named else parameter
 
 
 def _entrance(parameters: tuple[inspect.Parameter, ...], specs: Mapping[str, object]) -> Callable:

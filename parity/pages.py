@@ -38,8 +38,11 @@ def matrix_page() -> str:
         "# Kernel matrix\n",
         "*Oracle*: **proven** means that every op promised for the row is there and that all its checks passed on "
         "exactly this source; **partial**, the same for some of the ops; **changed**, the source is newer than its "
-        "record; **absent**, nothing yet. *Device*: **verified** ran on that GPU, **built** compiled for that "
-        "architecture, **absent** neither; *cpu* stands for the CPU tier's own tests.\n",
+        "record; **absent**, nothing yet. *Checks*: comparisons with independent references and recorded results, and "
+        "what follows from the contracts alone; *mutations*: small wrongs planted in the oracle, each of which a check "
+        "noticed; *goldens*: recorded calls of vLLM's CPU and CUDA builds, or llama.cpp's. *Device*: **verified** ran "
+        "on that GPU, **built** compiled for that architecture, **absent** neither; *cpu* stands for the CPU tier's own "
+        "tests.\n",
         "| row | ops | oracle | checks | mutations | goldens | device | what it is |",
         "|---|---:|---|---:|---:|---|---|---|",
     ]
@@ -62,7 +65,7 @@ def family_page(family: str, ops: list[Op]) -> str:
     rows = ", ".join(row.id for row in ROWS.values() if family in row.families)
     parts = [f"# {family}\n", f"Rows: {rows}\n"]
     for op in ops:
-        parts += [f"## `{op.contract.name}`\n", f"```python\n{op.contract.name}{op.__signature__}\n```\n"]
+        parts += [f"## `{op.contract.name}`\n", f"```python\n{op.contract.name}{op.shown_signature}\n```\n"]
         parts += [_blocks(inspect.getdoc(op) or ""), _facts(op)]
     return _NOTE + "\n".join(parts)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.markdown import Markdown
@@ -89,7 +92,7 @@ def contract_page(found: Op) -> Group:
     """One op's contract, as `vtlab explain` prints it."""
     contract = found.contract
     arguments = _table("", ("argument", "left"), ("is", "left"))
-    defaults = {name: p.default for name, p in found.__signature__.parameters.items() if p.default is not p.empty}
+    defaults = {name: p.default for name, p in found.shown_signature.parameters.items() if p.default is not p.empty}
     for name, spec in contract.args.items():
         arguments.add_row(name, describe(spec) + (f"; by default {defaults[name]}" if name in defaults else ""))
     for name, spec in contract.returns.items():
@@ -110,8 +113,10 @@ def contract_page(found: Op) -> Group:
     refusals = [(check.__doc__ or check.__name__).strip() for check in contract.requires]
     if refusals:
         facts.add_row(Text("refuses", style="bold"), Text("\n".join(refusals)))
-    title = Text(f"{contract.name}{found.__signature__}", style="bold cyan")
-    return Group(title, Markdown((found.__doc__ or "").partition("\n")[0]), arguments, facts)
+    title = Text(f"{contract.name}{found.shown_signature}", style="bold cyan")
+    summary, _, rest = (inspect.getdoc(found.body) or "").partition("\n")
+    body = re.sub(r"\n(?!\n|[A-Z][\w ]*: )(?<!\n\n)", " ", rest.strip())  # as wide as the terminal, a paragraph a label
+    return Group(title, Markdown(summary), *([Text(f"\n{body}")] if body else []), arguments, facts)
 
 
 def _bound(bound) -> str:
