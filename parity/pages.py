@@ -41,8 +41,8 @@ def matrix_page() -> str:
         "record; **absent**, nothing yet. *Checks*: comparisons with independent references and recorded results, and "
         "what follows from the contracts alone; *mutations*: small wrongs planted in the oracle, each of which a check "
         "noticed; *goldens*: recorded calls of vLLM's CPU and CUDA builds, or llama.cpp's. *Device*: **verified** ran "
-        "on that GPU, **built** compiled for that architecture, **absent** neither; *cpu* stands for the CPU tier's own "
-        "tests.\n",
+        "on that GPU, **built** compiled for that architecture, **absent** neither; *cpu* stands for the CPU tier's "
+        "own tests.\n",
         "| row | ops | oracle | checks | mutations | goldens | device | what it is |",
         "|---|---:|---|---:|---:|---|---|---|",
     ]
