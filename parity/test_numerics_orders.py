@@ -10,6 +10,7 @@ from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics import (
     MIRROR,
     TRUTH,
+    Order,
     block_butterfly,
     chunked,
     fma_f32,
@@ -113,6 +114,37 @@ def test_fused_and_separate_differ_and_bfloat16_products_do_not():
     np.testing.assert_array_equal(fused, MIRROR.matmul(a, b))
     wide = [MIRROR.load(v) for v in (a, b)]
     np.testing.assert_array_equal(fused, MIRROR.dot(wide[0][:, None], wide[1][None], fused=True))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(("left", "right"), [("bfloat16", "bfloat16"), ("float16", "bfloat16"), ("float16", "float16"),
+                                             ("float32", "float4_e2m1fn"), ("bfloat16", "float32")])  # fmt: skip
+def test_steps_of_exact_products_and_others_give_the_bytes_of_one_fma_each(left, right, order):
+    """Few rows hold numbers whose products overflow, vanish, are infinite or no numbers; zeros have signs."""
+    rng = np.random.default_rng(7)
+    kinds = [np.dtype(getattr(ml_dtypes, kind, kind)) for kind in (left, right)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = (rng.standard_normal((rows, 700)).astype(F).astype(kind) for rows, kind in zip((9, 5), kinds))
+        for place, value in enumerate((3e38, -3e38, 1e-38, -1e-44, np.inf, np.nan, 0.0, -0.0, 65504.0, 6e-8)):
+            a[place % 4, 37 * place] = value
+            if right != "float4_e2m1fn":
+                b[place % 2, 37 * place : 37 * place + 2] = (1.0, value)
+    got = MIRROR.matmul(MIRROR.load(a), b, order=order, fused=True)
+    want = MIRROR.dot(MIRROR.load(a)[:, None], MIRROR.load(b)[None], order=order, fused=True)
+    assert np.isnan(got).any() and np.isfinite(got[4:, 2:]).all()
+    assert np.where(np.isnan(got), F(0), got).tobytes() == np.where(np.isnan(want), F(0), want).tobytes()
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 40, 300])
+def test_lanes_that_get_no_element_are_left_out_of_a_join_in_sequence(length):
+    order = Order("wide", lanes=32, vector=16, join=(("sequential", 0),))
+    x = -np.abs(values(6, length))
+    x[3] = -0.0
+    steps, lanes, vector = order.layout(length)
+    assert lanes == min(32, -(-length // 16)) and steps * lanes * vector >= length
+    padded = np.concatenate([x, np.zeros((6, 512 - length), F)], axis=1)
+    assert MIRROR.sum(x, order=order).tobytes() == MIRROR.sum(padded, order=order).tobytes()
 
 
 def test_bfloat16_products_that_overflow_or_vanish_are_still_fused():

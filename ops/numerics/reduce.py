@@ -65,30 +65,27 @@ def ordered_matmul(a: np.ndarray, b_t: np.ndarray, order: Order, fused: bool, lo
     for n in range(0, columns, width):
         block = load(b_t[n : n + width])
         right = _steps(block, order)[:, None, :, :]
-        exact = _exact_rows(a, block) if fused else np.ones(rows, np.bool_)
-        for accumulate, chosen in ((_separate, np.flatnonzero(exact)), (_fused, np.flatnonzero(~exact))):
+        exact = _exact_steps(left[:, :, 0], block) if fused else np.ones(left.shape[:2], np.bool_)
+        plain = exact.all(axis=0)
+        for chosen in (np.flatnonzero(plain), np.flatnonzero(~plain)):
             for m in range(0, len(chosen), height):
                 some = chosen[m : m + height]
                 part = left[:, some[0] : some[0] + len(some)] if some[-1] - some[0] < len(some) else left[:, some]
-                out[some, n : n + width] = _join(accumulate(part, right), order)
+                out[some, n : n + width] = _join(_accumulated(part, right, exact[:, some].all(axis=1)), order)
     return out
 
 
-def _separate(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The running sums of left * right over the first axis, from +0, where product and sum round by themselves."""
+def _accumulated(left: np.ndarray, right: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """The running sums of left * right over the first axis, from +0: product and sum of a step that is exact, one fma
+    of another."""
     total = np.zeros(np.broadcast_shapes(left.shape[1:], right.shape[1:]), np.float32)
     product = np.empty_like(total)
-    for x, y in zip(left, right):
-        np.multiply(x, y, out=product)
-        total += product
-    return total
-
-
-def _fused(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The same where each step is one fma."""
-    total = np.zeros(np.broadcast_shapes(left.shape[1:], right.shape[1:]), np.float32)
-    for x, y in zip(left, right):
-        total = fma_f32(x, y, total)
+    for x, y, plain in zip(left, right, exact.tolist()):
+        if plain:
+            np.multiply(x, y, out=product)
+            total += product
+        else:
+            total = fma_f32(x, y, total)
     return total
 
 
@@ -142,15 +139,16 @@ def _join_pairwise(partial: np.ndarray) -> np.ndarray:
 _JOINS = {"sequential": _join_sequential, "tree": _join_tree, "pairwise": _join_pairwise}
 
 
-def _exact_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """For which rows of a every finite product with a number of b is a float32: there an fma is a product and a sum.
+def _exact_steps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """For which steps and rows of a [S, R, L] every finite product with a number of b is a float32: then an fma is a
+    product and a sum.
 
     Operands that came from 16 bits or fewer have few significant bits, and where these make at most 24 together, and
     the products neither overflow nor fall under 2^-126, nothing is left to round. What is not finite needs no rounding.
     """
-    (bits, small, large), (more, least, most) = _extent(a, 1), _extent(b, None)
+    (bits, small, large), (more, least, most) = _extent(a, -1), _extent(b, None)
     if bits + more > 24:
-        return np.zeros(len(a), np.bool_)
+        return np.zeros(a.shape[:-1], np.bool_)
     return (large * float(most) < 2.0**127) & (small * float(least) >= 2.0**-126)
 
 
