@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.signal import lfilter
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
@@ -30,6 +29,8 @@ def silu(x):
 
 def filtered(x, weight, bias, before, wanted, kind, rounding):
     """One channel through lfilter from its K - 1 inputs before, in scalars where products or sums are rounded."""
+    from scipy.signal import lfilter  # a second of imports, which every worker's collection would wait for
+
     taps = [float(w) for w in weight]
     line = [*map(float, before), *map(float, x)]
     if rounding == "vllm":

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from vtlab import oracle
 from vtlab.ops.errors import ContractError
@@ -113,6 +112,8 @@ LOGITS8 = F32([0.0, 1.0, -1.0, 2.0, 0.5, -2.0, 1.5, 0.0])
 
 def assert_distributed(ids, weights):
     """Pearson's statistic of 8 classes below the value that chance exceeds once in a thousand; the seed is fixed."""
+    from scipy import stats  # half a second of imports
+
     expected = weights / weights.sum() * len(ids)
     counts = np.bincount(ids, minlength=8)
     assert ((counts - expected) ** 2 / expected).sum() < stats.chi2.isf(1e-3, df=7)

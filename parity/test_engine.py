@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from vtlab.goldens import tiny
 from vtlab.models.block_manager import BlockManager
@@ -146,6 +145,8 @@ def request(chosen: SamplingParams, generated=(), tokens=(1,)) -> Request:
 
 
 def test_draws_of_successive_steps_are_independent_and_fair():
+    from scipy import stats  # half a second of imports
+
     logits = np.log(np.array([[1, 2, 3, 4, 6]], np.float32) / 16)
     some = request(SamplingParams(temperature=1.0, max_tokens=None))
     for _ in range(4000):
