@@ -226,6 +226,14 @@ def test_older_names_and_files_of_settings(tmp_path):
         assert_bytes(two.multiplied(x, x.dtype), one.multiplied(x, x.dtype))
 
 
+def test_a_count_of_zeros_in_a_dense_checkpoint_is_no_fault():
+    """As llm-compressor wrote it until 2025."""
+    noted = {"format": "dense", "global_sparsity": 0.14, "ignore": [], "registry_requires_subclass": False,
+             "sparsity_structure": "unstructured", "targets": []}  # fmt: skip
+    got, want = (linears(loaded("ct_int8_dynamic", {}, {"sparsity_config": one})) for one in (noted, {}))
+    assert_bytes(got["down"].weight[0].weight, want["down"].weight[0].weight)
+
+
 def test_groups_and_rules_choose_the_linears():
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
     token = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
@@ -265,6 +273,9 @@ BROKEN = [
     ("gptq_asym", {}, {"dynamic": {"-:(": {}}}, "quantization_config.dynamic", "-:("),
     ("gptq_asym", {}, {"modules_in_block_to_quantize": 3}, "modules_in_block_to_quantize", "3"),
     ("gptq_asym", {}, {"modules_in_block_to_quantize": [[3]]}, "modules_in_block_to_quantize", "[[3]]"),
+    ("ct_int8_dynamic", {}, {"sparsity_config": {"format": "sparse-24-bitmask", "targets": ["Linear"]}},
+     "quantization_config.sparsity_config.format", "sparse-24-bitmask"),
+    ("ct_int8_dynamic", {}, {"transform_config": {"config_groups": {}}}, "quantization_config.transform_config", "{"),
     ("ct_w4a16", {}, {"config_groups.group_0.targets": None}, f"{DOWN}.weight", "one of 7 that are missing; beside it "
      "weight_packed, weight_scale, weight_shape, weight_zero_point"),
     ("fp8_block", {}, {"weight_block_size": None}, f"{DOWN}.weight_scale", "beside it weight_scale_inv"),

@@ -20,9 +20,12 @@ _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantiz
 def read(given: Fields) -> Quantization:
     """A linear's group is the first whose targets name it or match its name ("re:…"), else the one for "Linear"."""
     no_cache_scales(given, "kv_cache_scheme")
-    for field in ("sparsity_config", "transform_config"):
-        if given.get(field):
-            raise given.error(field, given.get(field), "nothing")
+    if given.get("transform_config"):
+        raise given.error("transform_config", given.get("transform_config"), "nothing")
+    if given.get(
+        "sparsity_config"
+    ):  # older tools note here how many zeros they counted; "dense" stores them like others
+        given.within("sparsity_config").only("format", ("dense",))
     groups = given.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise given.error("config_groups", groups, "groups of targets")
