@@ -61,7 +61,8 @@ class Op:
         """Arguments by name with defaults filled in; ContractError for missing, unknown or repeated ones."""
         name = self.contract.name
         if len(args) > len(self._positional):
-            raise ContractError(name, "", f"{len(args)} positional arguments", f"at most {len(self._positional)}")
+            want = f"at most {len(self._positional)} ({', '.join(self._positional)}), the others by name"
+            raise ContractError(name, "", f"{len(args)} positional arguments", want)
         arguments = dict(zip(self._positional, args))
         for key, value in kwargs.items():
             if key in arguments:
