@@ -44,7 +44,12 @@ class Op:
         return self.evaluate(MIRROR, *args, **kwargs)
 
     def mirror_on(self, device: str, *args, **kwargs):
-        """What the kernels of one device must equal: the mirror, or the arithmetic that the contract names for it."""
+        """What the kernels of one device must equal: the mirror, or the arithmetic that the contract names for it.
+
+        device : "cpu" or "cuda"; ContractError for another.
+        """
+        if device not in ("cpu", "cuda"):
+            raise ContractError(self.contract.name, "", f"device {device!r}", "cpu or cuda")
         return self.evaluate(self.contract.mirrors.get(device, MIRROR), *args, **kwargs)
 
     def evaluate(self, nx, *args, **kwargs):

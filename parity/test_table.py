@@ -136,6 +136,13 @@ def test_too_many_and_repeated_arguments():
         oracle.rms_norm(1, x=2)
 
 
+def test_a_mirror_is_of_a_device_that_there_is():
+    x, w = np.ones((2, 8), np.float32), np.ones(8, np.float32)
+    assert (oracle.rms_norm.mirror_on("cuda", x, w) == oracle.rms_norm.mirror(x, w)).all()
+    with pytest.raises(ContractError, match="rms_norm: got device 'gpu', want cpu or cuda"):
+        oracle.rms_norm.mirror_on("gpu", x, w)
+
+
 def test_an_unknown_op_is_named_with_its_neighbours():
     with pytest.raises(AttributeError, match="rms_norm"):
         _ = ops.rms_nrom
