@@ -173,8 +173,8 @@ def fp8_einsum(nx, a, scale_a, b, scale_b):
     Shapes: a codes [B, H, R]; scale_a float32 [B, H, R/128], or int32 [B, H, ceil(R/512)] with four exponents a word;
     b codes [H, D, R]; scale_b float32 [H, ceil(D/128), R/128]; out bfloat16 [B, H, D].
     Rounding points: as `fp8_gemm_nt`.
-    Errors: ContractError for R no multiple of 128, D none of 64, scales of another shape, NaN, infinite or negative, a
-    scale_b of 0.
+    Errors: ContractError for R no multiple of 128, D no multiple of 64, scales of another shape, NaN, infinite or
+    negative, a scale_b of 0.
     Source: DeepGEMM, fp8_einsum; vllm/models/deepseek_v4/nvidia/ops/o_proj.py, the one equation that vLLM has.
     """
     out = np.empty((*a.shape[:2], b.shape[1]), ml_dtypes.bfloat16)

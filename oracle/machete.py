@@ -62,7 +62,7 @@ def machete_prepack_b(nx, b_q_weight, *, bits):
     Shapes: b_q_weight int32 [K * bits / 32, N], packed along K; out int32 of that shape in name only: its flat words
     are blocks.
     Rounding points: none.
-    Errors: ContractError for bits other than 4 and 8, a K that is no multiple of 64, an N that is none of 128.
+    Errors: ContractError for bits other than 4 and 8, K no multiple of 64, N no multiple of 128.
     Source: vllm/_custom_ops.py, machete_prepack_B.
     """
     flat = lowbit.machete_blocks(lowbit.unpack(b_q_weight, bits, 0), bits)

@@ -66,7 +66,7 @@ def gptq_marlin_repack(nx, b_q_weight, perm=None, *, bits, is_a_8bit=False):
     Shapes: b_q_weight int32 [K * bits / 32, N], packed along K; perm int32 [K], of activation order; out int32
     [K / 16, N * bits / 2].
     Rounding points: none.
-    Errors: ContractError for bits other than 4 and 8, a K of no whole tiles, an N that is none of 64, a perm that is no
+    Errors: ContractError for bits other than 4 and 8, K no whole tiles, N no multiple of 64, a perm that is no
     permutation.
     Source: vllm/_custom_ops.py, gptq_marlin_repack; marlin_utils_test.py, marlin_weights.
     """
@@ -166,7 +166,8 @@ def marlin_permute_scales(nx, s, *, size_k, group_size, is_a_8bit=False):
 
     Shapes: s [size_k / group_size, N], or [1, N] for -1; out [G, N]. Twice leads back.
     Rounding points: none.
-    Errors: ContractError for another number of groups, an N that is no multiple of 64 (32).
+    Errors: ContractError for another number of groups, N no multiple of 64 (of 32, where a column has one scale or
+    activations have 8 bits).
     Source: vllm/model_executor/layers/quantization/utils/marlin_utils.py, marlin_permute_scales.
     """
     return lowbit.reordered(s, _scale_order(size_k, group_size, is_a_8bit))

@@ -156,7 +156,7 @@ def cutlass_encode_and_reorder_int4b(nx, b):
     Shapes: b int32 [K / 8, N], two's complement of 4 bits packed along K; out int32 of that shape in name only: its
     words, column after column, are tiles.
     Rounding points: none.
-    Errors: ContractError for a K that is no multiple of 32, an N that is none of 16.
+    Errors: ContractError for K no multiple of 32, N no multiple of 16.
     Source: vllm/_custom_ops.py, cutlass_encode_and_reorder_int4b, its results on an H200.
     """
     flat = lowbit.fragments(encoded(lowbit.unpack(b, 4, 0)))
