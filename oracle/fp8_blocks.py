@@ -212,8 +212,8 @@ def fp8_gemm_nt(nx, a, scale_a, b, scale_b):
     Shapes: a, b codes [M, K], [N, K]; scale_a float32 [M, K/128], or int32 [M, ceil(K/512)] with four exponents a
     word; scale_b float32 [ceil(N/128), K/128]; out bfloat16 [M, N].
     Rounding points: one, the store of `out`. The mirror rounds the product of the scales and joins a block by one fma.
-    Errors: ContractError for K no multiple of 128, N no multiple of 64, scales of another shape or layout, NaN, infinite
-    or negative, a scale_b of 0.
+    Errors: ContractError for K no multiple of 128, N no multiple of 64, scales of another shape or layout, NaN,
+    infinite or negative, a scale_b of 0.
     Source: DeepGEMM, fp8_gemm_nt; vllm/utils/deep_gemm.py.
     """
     return deep_sum(nx, a, scale_a, b, scale_b)
