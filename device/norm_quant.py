@@ -14,7 +14,7 @@ import numpy as np
 from vtlab.ops import providers
 
 from .early import EARLY
-from .launch import KINDS, MULTIPROCESSORS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start
+from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start
 from .norm import rms_norm, rms_norm_gated
 from .quant_fp8 import (
     CODES,
@@ -38,19 +38,19 @@ from .quant_fp8 import (
     whole_vectors,
     with_scales,
 )
-from .rings import as_integer, ring
+from .rings import ring
 from .runtime import current
 from .scratch import scratch
 
 _GEMMA, _NATIVE = 1, 2
 _DEPTH, _GROUP_DEPTH, _KEPT_DEPTH, _GATED_DEPTH = 2, 2, 4, 4
-_WARP, _BLOCK5, _BLOCK_GROUP = 32, 5120, 64
-"""The longest row of the block5 kernels; the least group of kernels with a row a block or team."""
-_INT8, _SHIFT, _LEAST_SHIFT, _CODES = 6, 7, 4, 16
-"""Where a kernel's own arguments say that codes are of int8, and how wide groups are; the least that a ring takes, and
-the codes that its threads store at once."""
-_RING_ROWS, _RING_WIDTH = 512, 512
-"""Rows and elements of one that are too few for a ring."""
+_WARP, _BLOCK5, _HALF3, _BLOCK_GROUP = 32, 5120, 3072, 64
+"""The longest rows of the block5 and half3 kernels; the least group of kernels with a row a block or team."""
+_RULE, _INT8, _SHIFT, _LEAST_SHIFT, _CODES = 4, 6, 7, 4, 16
+"""Where a kernel's own arguments say how codes are rounded, whether they are of int8, and how wide groups are; the
+least that a ring takes, and the codes that its threads store at once."""
+_RING_ROWS = 512
+"""Rows that are too few for a ring."""
 _BLOCK, _STATIC_BLOCK = 64, 128
 """Threads of a block of SiLU, as silu_group_bf16_deep knows: small ones share a multiprocessor; of static codes."""
 _KEPT_BLOCK = 32
@@ -87,14 +87,15 @@ def _normed(op, mode, x, weight, residual, eps, flags, codes, residual_out, extr
         args = [rows, width, x, stride, weight, residual, residual_stride, residual_out, np.float32(eps), flags, *extra]
         kernel = f"{mode}_{'alone' if residual is None else 'add'}"
         alone = rows > FEW_ROWS and residual is None and width > VECTOR * _WARP
-        many = alone and mode == "group" and rows > _RING_ROWS and width > _RING_WIDTH
-        made = ring(rows, width, MULTIPROCESSORS) if many else None
-        if made is not None and extra[_SHIFT] >= _LEAST_SHIFT and current().pointer(codes) % _CODES == 0:
-            sent = [*map(as_integer, args), made.blocks]
-            name = f"{kernel}_ring{made.spans}{EARLY}"
-            start(op, "norm_quant", name, made.blocks, (made.threads, 1), sent, made.shared)
+        whole = current().pointer(codes) % _CODES == 0 and (mode != "group" or extra[_SHIFT] >= _LEAST_SHIFT)
+        quick = mode != "static" and not extra[_INT8] and extra[_RULE] != RULES["vllm_native"]
+        made = ring(rows, width) if alone and rows > _RING_ROWS and whole and quick else None
+        if made is not None:
+            made.start(op, "norm_quant", kernel, [*args, made.blocks])
         elif alone and mode != "group" and width <= _BLOCK5 and not extra[_INT8]:
             start(op, "norm_quant", f"{kernel}_block5", rows, (128, 1), args)
+        elif rows > FEW_ROWS and residual is not None and VECTOR * _WARP < width <= _HALF3:
+            start(op, "norm_quant", f"{kernel}_half3", rows, (128, 1), args)
         else:
             form = "block4" if rows > FEW_ROWS and residual is not None else "few4"
             start_rows(op, "norm_quant", kernel, rows, width, args, form, TEAM)

@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .early import EARLY
+from .launch import MULTIPROCESSORS, start
 from .runtime import current
 
-SPAN, MOST = 1024, 8
-"""Elements of a row that are a block of 16 for each of its threads, and how many such spans rows have."""
-_TEAM, _TEAMS, _ROOM, _STATIC = 64, 8, 4096, 2048
-"""Threads of a row, rows of a block, bytes of shared memory for a span of the weights or of one team's rows, and more
-than what those kernels have of it besides."""
+SHAPES = {**{(32, each): 512 for each in range(1, 7)}, (64, 4): 512, (64, 5): 512, (128, 3): 768, (128, 4): 640}
+"""Threads of a row, and the blocks of 16 that each of them has of it at most -> threads of a block of teams. The first
+that is wide enough serves best."""
+_BLOCK, _STATIC = 16, 4096
+"""Elements of a block of 16; more than what those kernels have of shared memory besides."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """spans : of a row, which the kernels' names end with."""
+    """threads : of a row.
+    each    : of its blocks of 16 that a thread has at most.
+    """
 
-    spans: int
+    threads: int
+    each: int
     teams: int
     blocks: int
 
-    @property
-    def threads(self) -> int:
-        return _TEAM * self.teams
-
-    @property
-    def shared(self) -> int:
-        return _ROOM * self.spans * (1 + self.teams)
-
-    def turns(self, shares: int) -> int:
-        """How many of `shares` a team takes at most."""
-        return -(-shares // (self.blocks * self.teams))
+    def start(self, op: str, family: str, kernel: str, args: Sequence) -> None:
+        """Launch ``<kernel>_ring…``; a float32 goes by its bits, as kernels that start early take it (early.py)."""
+        sent = [int(one.view(np.uint32)) if isinstance(one, np.float32) else one for one in args]
+        name = f"{kernel}_{ring_name(self.threads, self.each)}{EARLY}"
+        room = _room(self.threads, self.each)
+        start(op, family, name, self.blocks, (self.threads * self.teams, 1), sent, room * (2 + 2 * self.teams))
 
 
-def ring(rows: int, width: int, multiprocessors: int) -> Ring | None:
+def ring(rows: int, width: int) -> Ring | None:
     """None where these rows have no such kernel."""
-    spans = -(-width // SPAN)
-    teams = min(_TEAMS, (current().shared_memory() - _STATIC) // (_ROOM * spans) - 1)
-    if not rows or not 0 < spans <= MOST or width % 16 or teams < 1:
-        return None
-    return Ring(spans, teams, min(rows, multiprocessors))
+    for (threads, each), most in SHAPES.items():
+        if width <= threads * each * _BLOCK:
+            room = (current().shared_memory() - _STATIC) // _room(threads, each)
+            teams = min(most // threads, (room - 2) // 2)
+            return (
+                Ring(threads, each, teams, min(rows, MULTIPROCESSORS))
+                if rows and teams > 0 and width % _BLOCK == 0
+                else None
+            )
+    return None
 
 
-def as_integer(argument):
-    """A float32 by its bits, as kernels that are started early take it (early.py)."""
-    return int(argument.view(np.uint32)) if isinstance(argument, np.float32) else argument
+def ring_name(threads: int, each: int) -> str:
+    """How kernels' names say it."""
+    return f"ring{threads}x{each}"
 
 
-__all__ = ["MOST", "SPAN", "Ring", "as_integer", "ring"]
+def _room(threads: int, each: int) -> int:
+    """Bytes of shared memory for a row: a team has two, and the weights are as wide as two."""
+    return threads * each * _BLOCK * 2
+
+
+__all__ = ["SHAPES", "Ring", "ring", "ring_name"]

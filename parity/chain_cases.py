@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from vtlab import ops
+from vtlab.device import rings as shares
 from vtlab.device import runtime
 from vtlab.device.fusion import GENERATED, launching
+from vtlab.device.fusion.frames import rings
 from vtlab.ops import fusion, providers
 from vtlab.ops.dtypes import dtype
 from vtlab.ops.fusion import Recipe, compose, slot_of, trace
@@ -30,8 +32,10 @@ _NORMS = (
 _MAPS = ((3, 8), (5, 33), (2, 264), (300, 8), (1, 4104), (0, 8))
 _BLOCKS = ((3, 16), (5, 80), (130, 48), (1, 272))
 _GROUPS = ((3, 128), (5, 256), (2, 384), (9, 2176), (40, 128), (0, 128))
-_WIDE_GROUPS = ((9, 5248), (1, 6272))
-_RINGS = ((40, 3088), (9, 4112), (9, 7184), (128, 2064))
+_WIDE_GROUPS = ((9, 4352), (9, 5248), (1, 6272))
+_RINGS = (
+    (133, 272), (9, 528), (20, 1040), (5, 1552), (9, 2064), (9, 2576), (40, 3088), (9, 4112), (128, 5248), (9, 7184),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,17 @@ def chain_cases() -> Iterator[ChainCase]:
             program = trace(recipe, tuple(names.split()))
             blocks = _BLOCKS if program.group == 16 else ()
             wider = _WIDE_GROUPS if program.reductions else ()
-            if blocks and wider:
+            ring = rings(program)
+            if ring or (blocks and wider):
                 wider += _RINGS
             shapes = (*_GROUPS, *wider, *blocks) if program.group else _NORMS if program.reductions else _MAPS
+            if ring and not program.group:
+                shapes += _RINGS
             for rows, width in shapes:
                 yield ChainCase(recipe, tuple(names.split()), rows, width)
                 yield ChainCase(recipe, tuple(names.split()), rows, width, special=True)
                 wide = program.reductions and (2048 < width <= 8192 or 32 < width < 256)
-                if rows and (wide or (program.group and not program.reductions) or program.group == 16):
+                if rows and (wide or ring or (program.group and not program.reductions) or program.group == 16):
                     yield ChainCase(recipe, tuple(names.split()), rows, width, many=True)
 
 
@@ -137,13 +144,13 @@ def call(device, recipe: Recipe, arguments: dict, *realisations: str) -> object:
 @contextlib.contextmanager
 def counted(case: ChainCase) -> Iterator[None]:
     """Where the case says so, any number of rows is many, for one multiprocessor."""
-    kept = launching.FEW_ROWS, launching.MULTIPROCESSORS
+    kept = launching.FEW_ROWS, shares.MULTIPROCESSORS
     if case.many:
-        launching.FEW_ROWS, launching.MULTIPROCESSORS = 0, 1
+        launching.FEW_ROWS, shares.MULTIPROCESSORS = 0, 1
     try:
         yield
     finally:
-        launching.FEW_ROWS, launching.MULTIPROCESSORS = kept
+        launching.FEW_ROWS, shares.MULTIPROCESSORS = kept
 
 
 def check_chain(device, case: ChainCase) -> None:

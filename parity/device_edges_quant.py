@@ -52,12 +52,14 @@ _KINDS = ("bfloat16", "float16", "float32")
 _ALL = ("vt", "vllm", "vllm_native")
 _UB = {"scale_ub": "float32"}
 _HEIGHT = (270,)  # more rows than take their weights early
+_RINGS = (384, 640, 1152, 1664, 2176, 2688, 3200, 4352, 5248, 6272, 7296)
+"""Widths, one for each of rings.SHAPES and one more."""
 
 _NORMS = [
     *({"...": (3,), "H": H, **_16} for H in (8, 40, 256, 264, 2056, 8192, 8200, 33)),
     *({"...": (3,), "H": H, **_16, "residual": "bfloat16"} for H in (24, 128, 1032, 5128)),
     {"...": _HEIGHT, "H": 264, **_16}, {"...": _HEIGHT, "H": 3080, **_16},
-    {"...": _HEIGHT, "H": 264, **_16, "residual": "bfloat16"},
+    *({"...": _HEIGHT, "H": H, **_16, "residual": "bfloat16"} for H in (264, 2888, 3080)),
     {"...": (3,), "H": 72, **_F16, "residual": "float16"}, {"...": (3,), "H": 40, **_F32, "residual": "bfloat16"},
     {"...": (0,), "H": 64, **_16}, {"...": (), "H": 40, **_16},
     *({"...": (3,), "H": 520, **_16, "residual": "bfloat16", "rounding": r} for r in ("vllm",)),
@@ -213,6 +215,9 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (3,), "H": 264, **_16, "quant_dtype": "float8_e4m3fn", "rounding": r, **_UB} for r in _ALL),
         {"...": (3,), "H": 33, **_F16, "quant_dtype": "int8"},
         {"...": _HEIGHT, "H": 3080, **_16, "quant_dtype": "int8"},
+        *({"...": (513,), "H": H, **_16, "quant_dtype": "float8_e4m3fn"} for H in _RINGS),
+        {"...": (513,), "H": 1040, **_16, **_UB, "quant_dtype": "float8_e4m3fn", "rounding": "vllm"},
+        {"...": (513,), "H": 1040, **_16, "quant_dtype": "float8_e4m3fn", "rounding": "vllm_native"},
         {"...": (3,), "H": 264, **_16, "residual": "bfloat16", "quant_dtype": "int8"},
         {**_two_partials(), "quant_dtype": "float8_e4m3fn"},
         {"...": _HEIGHT, "H": 1032, **_16, "quant_dtype": "float8_e4m3fn", "rounding": "vllm_native"},
@@ -223,8 +228,7 @@ EDGES: dict[str, list[dict]] = {
           for size in (8, 64, 256) for r in ("vt", "vllm")),
         _groups({"...": (70,), "H": 64, **_16, "residual": "bfloat16", "column_major": True}, 32),
         _groups({"...": (3,), "H": 96, **_16, "residual": "bfloat16"}, 48), _groups(_two_partials(), 128),
-        *(_groups({"...": (513,), "H": H, **_16}, 128 << H // 128 % 2)
-          for H in (640, 1152, 2176, 3200, 4352, 5248, 6272, 7296)),
+        *(_groups({"...": (513,), "H": H, **_16}, 128 << H // 128 % 2) for H in _RINGS),
         _groups({"...": (513,), "H": 1040, **_16, **_UB, "column_major": True, "rounding": "vllm"}, 128),
         _groups({"...": _HEIGHT, "H": 4352, **_16}, 128),
     ],

@@ -9,10 +9,9 @@
 //    everything between its loads and its stores in registers.
 // 3. block4 reads what all rows share when it needs it: held from the start it would cost registers, and with them rows
 //    under way. *_few4, for few rows: it is sent for with the row, whose latency hides its own.
-//    *_half5, for many rows of 2048 to 5120 of which more is found than a sum: 128 threads find it in less time than 256.
-//    *_alone5: norms of one operand whose rows are quantised, as our own ops do it (alone_rows.cuh), 33 us instead of 36 for
-//    8192 x 5120. *_teams4, for many narrow rows with a gate: four rows a team, whose roots four lanes find, 65 us
-//    instead of 75 for 8192 x 48 x 128.
+//    *_half3, *_half5, for many rows of 1024 to 5120 of which more is found than a sum: 128 threads find it in less time than
+//    256. *_ring32x1 ...: many rows of one operand that are normed and quantised (ring_rows.cuh). *_teams4, for many narrow
+//    rows with a gate: four rows a team, whose roots four lanes find, 65 us instead of 75 for 8192 x 48 x 128.
 // 4. *_v8, *_v1: chains without a reduction over the row, on a grid of rows and columns. *_shared: of groups, whose lanes
 //    find scales for each other.
 // 5. chain_gates.cuh: products with SiLU or a sigmoid. chain_fp4.cuh: chains into NVFP4.

@@ -91,14 +91,12 @@ template <int SPANS> struct PairsFrame : Frame {
 
 // The scale of a block by its largest element, and what makes codes of its elements.
 struct BlockScales {
-    float global, back;    // the global scale, and its reciprocal or 0
-    const float* factors;  // of each code, where they are known
+    float global, back;  // the global scale, and its reciprocal or 0
 
     VT_MEMBER unsigned code(unsigned top) const {
         return e4m3_code(global * (vt_float((int)top) * vt_float(0x3e2aaaab)));  // float32(1 / 6)
     }
     VT_MEMBER float quick(unsigned code) const {
-        if (factors != nullptr) return factors[code];
         const float scale = normal_e4m3(code);
         return factor_to_halves(scale * back, scale);
     }

@@ -1,6 +1,6 @@
-// Products with SiLU or a sigmoid in generated kernels: what the fast functions leave open is decided in one loop for all that
-// a thread holds, and where a result stands alone it is stored, and stored again at the end. Decided turn by turn, by choices
-// among registers, it took a tenth longer.
+// Products with SiLU or a sigmoid in generated kernels: where a result stands alone, what the fast functions leave open is
+// stored as it was guessed, and stored again at the end, decided in one loop for all that a thread holds. Decided turn by
+// turn, by choices among registers, it took a tenth longer. Results that others are made of: chain_words.cuh.
 #pragma once
 #include "silu_guess.cuh"
 
@@ -42,38 +42,6 @@ VT_FN unsigned guessed(float (&out)[8], const float (&g)[8], const float (&u)[8]
         EACH(j, 8)
             if (middles.near(decided[j])) left |= 1u << j;
     return left;
-}
-// Of all turns, so that what has to be computed as MIRROR does is so together, in one loop. pick(t, j, g, u): element j of
-// turn t once more; a choice among registers would take as long as the polynomial.
-template <bool SILU, int TURNS, int V, class P>
-VT_FN void gated(float (&out)[TURNS][V], const float (&g)[TURNS][V], const float (&u)[TURNS][V], int act_kind, float least,
-                 P&& pick) {
-    if constexpr (V == 1) {
-        EACH(t, TURNS) gated<SILU>(out[t], g[t], u[t], act_kind);
-    } else {
-        const bool rounded = act_kind == BF16;
-        float decided[TURNS][V];
-        Middles middles(least);
-        EACH(t, TURNS) EACH(j, V) {
-            const float act = fast_act<SILU>(g[t][j]);
-            out[t][j] = (rounded ? through(act, BF16) : act) * u[t][j];
-            decided[t][j] = rounded ? act : out[t][j];
-            if (j & 1) middles.see(decided[t][j - 1], decided[t][j]);
-        }
-        if (!middles.any()) return;
-        unsigned left = 0;
-        EACH(t, TURNS) EACH(j, V)
-            if (middles.near(decided[t][j])) left |= 1u << (V * t + j);
-#pragma unroll 1
-        for (; left; left &= left - 1) {
-            const int n = lowest_bit(left);
-            float gate, up;
-            pick(n / V, n % V, gate, up);
-            const float y = exact_product<SILU>(gate, up, rounded ? BF16 : F32);
-            EACH(t, TURNS) EACH(j, V)
-                if (n == V * t + j) out[t][j] = y;
-        }
-    }
 }
 template <int TURNS> VT_FN float picked(const float (&x)[TURNS], int t) {
     float found = x[0];

@@ -5,9 +5,11 @@
 // 2. *_rows: a row of at most 256 elements in 1 to 32 lanes. *_block4: a block a row of at most 8192: the row is read
 //    once, its normed values wait in registers, packed, for the scale. *_few4: the weights are sent for with the row.
 //    *_block5: 128 threads a row of at most 5120, each with two of the tree's partials, weights sent for early: half as
-//    many threads find the row's root and scale, and no warp idles. With a residual it takes too many registers.
-// 3. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
-// 4. silu_codes.cuh: no row has to be known whole.
+//    many threads find the row's root and scale, and no warp idles. With a residual it takes too many registers; *_half3:
+//    of at most 3072 it does not, and 20480 x 2048 takes 72 us instead of 104.
+// 3. *_ring32x1 ...: many rows without a residual take turns in shared memory (ring_rows.cuh).
+// 4. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
+// 5. silu_codes.cuh: no row has to be known whole.
 #include "alone_rows.cuh"
 #include "early.cuh"
 #include "gated_codes.cuh"
@@ -50,16 +52,17 @@ struct Normed {
     }
 };
 
-// Elements first + TREE_SPAN g ..., g < G, of a normed row. sum(partial) joins the team's.
-template <int G, bool EARLY, class S>
+// Elements first + SPAN g ..., g < G, of a normed row. sum(partials) joins the team's: a thread has two of the tree's where its
+// team has half as many threads, of even g and of odd ones.
+template <int SPAN, int G, bool EARLY, class S>
 VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, float eps, S&& sum) {
     const bool add = norm.residual != nullptr, native = norm.flags & NATIVE;
     Raw<8> other[G], weights[EARLY ? G : 1];
     int width = (int)norm.width;
-    float v[8], partial = 0.0f;
+    float v[8], partials[2] = {};
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        int at = first + g * TREE_SPAN;
+        int at = first + g * SPAN;
         if (at >= width) continue;
         y[g] = fetch<8>(norm.x, row * norm.x_stride + at, BF16);
         if (add) other[g] = fetch<8>(norm.residual, row * norm.residual_stride + at, BF16);
@@ -67,11 +70,11 @@ VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, fl
     if (EARLY) {
 #pragma unroll
         for (int g = 0; g < G; ++g)
-            if (first + g * TREE_SPAN < width) weights[g] = fetch<8>(norm.weight, first + g * TREE_SPAN, BF16);
+            if (first + g * SPAN < width) weights[g] = fetch<8>(norm.weight, first + g * SPAN, BF16);
     }
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        int at = first + g * TREE_SPAN;
+        int at = first + g * SPAN;
         if (at >= width) continue;
         if (add) {
             norm.sum(v, y[g], other[g]);
@@ -84,12 +87,12 @@ VT_FN void normed_row(Raw<8> (&y)[G], const Normed& norm, i64 row, int first, fl
         } else {
             widen(v, y[g], BF16);
         }
-        add_squares(partial, v);
+        add_squares(partials[SPAN == TREE_SPAN ? 0 : g & 1], v);
     }
-    float inverse = inverse_root(sum(partial), (float)width, eps);
+    float inverse = inverse_root(sum(partials), (float)width, eps);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-        int at = first + g * TREE_SPAN;
+        int at = first + g * SPAN;
         if (at >= width) continue;
         if (!EARLY) weights[0] = fetch<8>(norm.weight, at, BF16);
         if (add && native) norm.sum(v, y[g], other[g]);
@@ -108,14 +111,14 @@ struct Quantised {
     int group_shift;  // a group is 1 << group_shift lanes wide
 
     // most(top): the largest of the team; lanes: how many of the team's lanes lie in one warp.
-    template <int MODE, int G, class M>
+    template <int MODE, int SPAN, int G, class M>
     VT_MEMBER void row(const Raw<8> (&y)[G], i64 row, int first, int width, int lanes, M&& most) const {
         float v[8], q[8];
         if (MODE == TOKEN) {
             unsigned top = 0;
 #pragma unroll
             for (int g = 0; g < G; ++g)
-                if (first + g * TREE_SPAN < width) top = larger(top, largest_of_bf16(y[g], codes.keeps_nan()));
+                if (first + g * SPAN < width) top = larger(top, largest_of_bf16(y[g], codes.keeps_nan()));
             top = most(top);
             const float scale = codes.scale(top);
             if (first == 0) codes.scales[row] = scale;
@@ -123,19 +126,19 @@ struct Quantised {
                 const Quotients by(scale);
 #pragma unroll
                 for (int g = 0; g < G; ++g) {
-                    if (first + g * TREE_SPAN >= width) continue;
+                    if (first + g * SPAN >= width) continue;
                     widen(v, y[g], BF16);
                     by.divide(q, v);
-                    store_e4m3(codes.out, row * (i64)width + first + g * TREE_SPAN, q, codes.nan);
+                    store_e4m3(codes.out, row * (i64)width + first + g * SPAN, q, codes.nan);
                 }
                 return;
             }
             const Divisor by = codes.divisor(scale, top);
 #pragma unroll
             for (int g = 0; g < G; ++g) {
-                if (first + g * TREE_SPAN >= width) continue;
+                if (first + g * SPAN >= width) continue;
                 widen(v, y[g], BF16);
-                codes.put(row * (i64)width + first + g * TREE_SPAN, v, by);
+                codes.put(row * (i64)width + first + g * SPAN, v, by);
             }
             return;
         }
@@ -143,10 +146,10 @@ struct Quantised {
             float inverse = 1.0f / scale[0];
 #pragma unroll
             for (int g = 0; g < G; ++g) {
-                if (first + g * TREE_SPAN >= width) continue;
+                if (first + g * SPAN >= width) continue;
                 widen(v, y[g], BF16);
                 products(q, v, inverse);
-                store_e4m3(codes.out, row * (i64)width + first + g * TREE_SPAN, q, codes.nan);
+                store_e4m3(codes.out, row * (i64)width + first + g * SPAN, q, codes.nan);
             }
         } else if constexpr (G == 1) {
             bool inside = first < width;
@@ -164,12 +167,12 @@ struct Quantised {
             unsigned tops[D] = {};
 #pragma unroll
             for (int g = 0; g < G; ++g)
-                if (first + g * TREE_SPAN < width) tops[g] = largest_pair<false>(y[g].a);
+                if (first + g * SPAN < width) tops[g] = largest_pair<false>(y[g].a);
             GroupScales<D> found;
             found.template join<false>(tops, min_of(1 << group_shift, lanes), [&](unsigned top) {
                 return floored_scale(top, codes.scale_ub, nullptr);
             });
-            int within = first & ((8 << group_shift) - 1), begin = first - within + found.own * TREE_SPAN;
+            int within = first & ((8 << group_shift) - 1), begin = first - within + found.own * SPAN;
             if (within < 8 * D && begin < width)
                 codes.scales[row * row_step + (begin >> (3 + group_shift)) * group_step] = found.scale;
             const Quotients own(found.scale);
@@ -179,10 +182,10 @@ struct Quantised {
                 const int away = found.own ^ g;
                 Quotients by(other_lane(own.inverse, away), other_lane(own.low, away));
                 if (large) by = Quotients(other_lane(found.scale, away));
-                if (first + g * TREE_SPAN >= width) continue;
+                if (first + g * SPAN >= width) continue;
                 widen(v, y[g], BF16);
                 by.divide(q, v);
-                store_e4m3(codes.out, row * (i64)width + first + g * TREE_SPAN, q, codes.nan);
+                store_e4m3(codes.out, row * (i64)width + first + g * SPAN, q, codes.nan);
             }
         }
     }
@@ -204,19 +207,23 @@ template <int MODE> VT_FN void quant_rows(i64 rows, i64 lane_shift, float eps, c
     i64 row = (i64)blockIdx.x * (128 >> lane_shift) + (threadIdx.x >> lane_shift);
     int first = row < rows ? lane * 8 : (int)norm.width;  // a team without a row still takes part in exchanges
     Raw<8> y[1];
-    normed_row<1, true>(y, norm, row, first, eps, [&](float p) { return tree_of_lanes(p, team); });
-    quant.row<MODE, 1>(y, row, first, (int)norm.width, team,
+    normed_row<TREE_SPAN, 1, true>(y, norm, row, first, eps, [&](const float (&p)[2]) { return tree_of_lanes(p[0], team); });
+    quant.row<MODE, TREE_SPAN, 1>(y, row, first, (int)norm.width, team,
                                   [&](unsigned top) { return largest_of_lanes(top, team); });
 }
 
-template <int MODE, int G, bool EARLY> VT_FN void quant_block(float eps, const Normed& norm, const Quantised& quant) {
+// A row a block of SPAN / 8 threads.
+template <int MODE, int SPAN, int G, bool EARLY> VT_FN void quant_block(float eps, const Normed& norm, const Quantised& quant) {
     __shared__ float warps[8];
     __shared__ unsigned tops[32];
     i64 row = blockIdx.x;
     int first = threadIdx.x * 8;
     Raw<8> y[G];
-    normed_row<G, EARLY>(y, norm, row, first, eps, [&](float p) { return tree_of_block(p, warps); });
-    quant.row<MODE, G>(y, row, first, (int)norm.width, 32,
+    normed_row<SPAN, G, EARLY>(y, norm, row, first, eps, [&](const float (&p)[2]) {
+        if constexpr (SPAN == TREE_SPAN) return tree_of_block(p[0], warps);
+        else return tree_of_two<16>(p, warps);
+    });
+    quant.row<MODE, SPAN, G>(y, row, first, (int)norm.width, 32,
                              [&](unsigned top) { return largest_of_block(top, tops); });
 }
 
@@ -250,16 +257,23 @@ template <int MODE, int G> VT_FN void alone_row(float eps, const Normed& norm, c
     }
 }
 
-// The same under a scale for each group of 128 or 256, by the rows of a ring.
-template <int B> VT_FN void ring_row(i64 rows, i64 grid, float eps, const Normed& norm, const Quantised& quant) {
+// The same by the rows of a ring, under a scale for each row or for each group of 128 or 256.
+template <int MODE, int T, int B>
+VT_FN void ring_row(i64 rows, i64 grid, float eps, const Normed& norm, const Quantised& quant) {
+    const TokenCodes& codes = quant.codes;
     auto root = [&](float total) { return inverse_root(total, (float)norm.width, eps); };
     auto normed = [&](float (&v)[8], const float (&w)[8], float inverse) { return norm.weighted(v, w, inverse); };
-    auto scale_of = [&](unsigned top) { return floored_scale(top, quant.codes.scale_ub, nullptr); };
+    auto scale_of = [&](unsigned top) { return floored_scale(top, codes.scale_ub, nullptr); };
+    if (MODE == TOKEN) {
+        ring_tokens<T, B>(rows, norm.width, grid, norm.x, norm.x_stride, norm.weight, root, normed, scale_of, codes.out,
+                          codes.scales, codes.nan);
+        return;
+    }
     auto put_scale = [&](int row, int first, float scale) {
-        quant.codes.scales[row * quant.row_step + (first >> (3 + quant.group_shift)) * quant.group_step] = scale;
+        codes.scales[row * quant.row_step + (first >> (3 + quant.group_shift)) * quant.group_step] = scale;
     };
-    ring_groups<B>(rows, norm.width, (int)grid, 1 << (quant.group_shift - 1), norm.x, norm.x_stride, norm.weight, root, normed,
-                   scale_of, put_scale, quant.codes.out, quant.codes.nan);
+    ring_groups<T, B>(rows, norm.width, (int)grid, 1 << (quant.group_shift - 1), norm.x, norm.x_stride, norm.weight, root, normed,
+                      scale_of, put_scale, codes.out, codes.nan);
 }
 
 // NORM is built of literals where the operands are known: the compiler then drops what they rule out.
@@ -268,7 +282,7 @@ template <int B> VT_FN void ring_row(i64 rows, i64 grid, float eps, const Normed
         quant_rows<MODE>(rows, lane_shift, eps, NORM, QUANTISED);                                                 \
     }                                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) NAME##_few4(NORM_PARAMETERS) {                              \
-        quant_block<MODE, 4, true>(eps, NORM, QUANTISED);                                              \
+        quant_block<MODE, TREE_SPAN, 4, true>(eps, NORM, QUANTISED);                                              \
     }
 #define ALONE_KERNELS(NAME, MODE, FLAG)                                                                           \
     NORM_KERNELS(NAME, MODE, NORMED_ALONE((int)flags & FLAG))                                                     \
@@ -278,7 +292,10 @@ template <int B> VT_FN void ring_row(i64 rows, i64 grid, float eps, const Normed
 #define ADD_KERNELS(NAME, MODE, FLAG)                                                                             \
     NORM_KERNELS(NAME, MODE, NORMED_ADD((int)flags & FLAG))                                                       \
     extern "C" __global__ void __launch_bounds__(256, 3) NAME##_block4(NORM_PARAMETERS) {                         \
-        quant_block<MODE, 4, false>(eps, NORMED_ADD((int)flags & FLAG), QUANTISED);                    \
+        quant_block<MODE, TREE_SPAN, 4, false>(eps, NORMED_ADD((int)flags & FLAG), QUANTISED);                    \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(128, 1) NAME##_half3(NORM_PARAMETERS) {                          \
+        quant_block<MODE, TREE_SPAN / 2, 3, true>(eps, NORMED_ADD((int)flags & FLAG), QUANTISED);                 \
     }
 ALONE_KERNELS(static_alone, STATIC, GEMMA)
 ALONE_KERNELS(token_alone, TOKEN, NATIVE)
@@ -287,14 +304,17 @@ ADD_KERNELS(static_add, STATIC, GEMMA)
 ADD_KERNELS(token_add, TOKEN, NATIVE)
 ADD_KERNELS(group_add, GROUP, NATIVE)
 
-#define RING_KERNEL(B)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(512, 1) group_alone_ring##B##_early(NORM_PARAMETERS, i64 grid) { \
-        others_may_start();                                                                                       \
-        after_others();                                                                                           \
-        ring_row<B>(rows, grid, eps, NORMED_ALONE((int)flags & NATIVE), QUANTISED);                               \
+#define RING_KERNEL(NAME, MODE, T, B, THREADS)                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME##_ring##T##x##B##_early(NORM_PARAMETERS, i64 grid) { \
+        ring_row<MODE, T, B>(rows, grid, eps, NORMED_ALONE((int)flags & NATIVE), QUANTISED);                      \
     }
-RING_KERNEL(1) RING_KERNEL(2) RING_KERNEL(3) RING_KERNEL(4)
-RING_KERNEL(5) RING_KERNEL(6) RING_KERNEL(7) RING_KERNEL(8)
+#define RING_KERNELS(NAME, MODE)                                                                                  \
+    RING_KERNEL(NAME, MODE, 32, 1, 512) RING_KERNEL(NAME, MODE, 32, 2, 512) RING_KERNEL(NAME, MODE, 32, 3, 512)   \
+    RING_KERNEL(NAME, MODE, 32, 4, 512) RING_KERNEL(NAME, MODE, 32, 5, 512) RING_KERNEL(NAME, MODE, 32, 6, 512)   \
+    RING_KERNEL(NAME, MODE, 64, 4, 512) RING_KERNEL(NAME, MODE, 64, 5, 512)                                       \
+    RING_KERNEL(NAME, MODE, 128, 3, 768) RING_KERNEL(NAME, MODE, 128, 4, 640)
+RING_KERNELS(token_alone, TOKEN)
+RING_KERNELS(group_alone, GROUP)
 
 GATED_TEAMS(gated_rows, 1)
 GATED_TEAMS(gated_rows_deep, GATED_DEPTH)

@@ -1,15 +1,6 @@
 // Rows of a ring (ring_rows.cuh) into codes of e4m3 under a scale for each 8 or 16 lanes' elements, 128 or 256 of them.
 #pragma once
-#include "bf16_quotients.cuh"
-#include "e2m1_steps.cuh"
-#include "ring_rows.cuh"
-
-// Eight codes; `nan` stands for a NaN of either sign.
-VT_FN uint2 e4m3_eight(const float (&x)[8], unsigned nan) {
-    uint2 codes = {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
-    if (nan != 0x7fu && (nans_of(codes.x) | nans_of(codes.y))) codes = {with_nan(codes.x, nan), with_nan(codes.y, nan)};
-    return codes;
-}
+#include "ring_tokens.cuh"
 
 // The largest sizes of B blocks' groups, two to a word: lanes part with what others join, so that three or four exchanges
 // serve up to four words. Each lane is left with that of group `own`.
@@ -45,46 +36,26 @@ template <int B> struct RingScales {
 };
 
 // normed(values, weights, number): eight bfloat16. put_scale(row, first element, scale).
-template <int B, class R, class N, class S, class P>
+template <int T, int B, class R, class N, class S, class P>
 VT_FN void ring_groups(i64 rows, i64 width_, int grid, int lanes, const void* x, i64 x_stride, const void* weight, R&& root,
                        N&& normed, S&& scale_of, P&& put_scale, unsigned char* codes, unsigned nan) {
     VT_SHARED(memory);
     const int width = (int)width_, lane = threadIdx.x & 31;
-    const RowRing<B> ring(memory, width);
-    const RowOrder order((int)rows, grid, false);
+    const RowRing<T, B> ring(memory, width);
+    const RowOrder order((int)rows, grid, ring.team, ring.teams);
     each_row(ring, order, x, x_stride, weight, [] {}, root, [&](int row, int, int slot, float number) {
-        unsigned char* const out = codes + (i64)row * width + ring.thread * 16;
         uint4 y[B][2];
-        float v[8], w[8];
-#pragma unroll
-        for (int i = 0; i < B; ++i)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                ring.values(v, slot, i, h);
-                ring.weights_of(w, i, h);
-                y[i][h] = normed(v, w, number).a;
-            }
+        ring_normed(y, ring, slot, number, normed);
         const RingScales<B> found(y, lanes);
         const float scale = scale_of(found.top);
         const int first = (ring.block(found.own) - (lane - found.base)) * 16;
         if (lane == found.lane_of(found.own) && found.own < B && first < width) put_scale(row, first, scale);
         const Quotients own(scale);
         const bool large = __any_sync(FULL_WARP, own.large);
-#pragma unroll
-        for (int i = 0; i < B; ++i) {
+        ring_codes(y, ring, codes + (i64)row * width, nan, [&](int i) {
             const int from = found.lane_of(i);
-            Quotients by(__shfl_sync(FULL_WARP, own.inverse, from), __shfl_sync(FULL_WARP, own.low, from));
-            if (large) by = Quotients(__shfl_sync(FULL_WARP, scale, from));
-            uint2 made[2];
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float q[8];
-                widen(v, {y[i][h], {}}, BF16);
-                by.divide(q, v);
-                made[h] = e4m3_eight(q, nan);
-            }
-            const uint2 a = ring.flipped ? made[1] : made[0], b = ring.flipped ? made[0] : made[1];
-            if (ring.inside(i)) *(uint4*)(out + i * (TEAM * 16)) = {a.x, a.y, b.x, b.y};
-        }
+            if (large) return Quotients(__shfl_sync(FULL_WARP, scale, from));
+            return Quotients(__shfl_sync(FULL_WARP, own.inverse, from), __shfl_sync(FULL_WARP, own.low, from));
+        });
     });
 }

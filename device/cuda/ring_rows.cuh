@@ -1,21 +1,23 @@
-// Rows of bfloat16 normed without a residual and quantised, two warps each, which take row after row: the next ones are on
-// their way into shared memory, and the weights lie there as float32, once for all teams of a block.
+// Rows of bfloat16 normed without a residual and quantised, each by a team of one, two or four warps, which takes row after
+// row: the next ones are on their way into shared memory, and the weights lie there as float32, once for all teams of a block.
 //
 // The ladder, 8192 x 5120 into NVFP4, whose bytes alone take 27 us:
 // 1. A block of 128 a row, the next one under way in registers: 35 us. A warp's work beside its values, the row's number
 //    above all, takes as long as a third of them; of two and a half spans the last is half of the warps'.
-// 2. Five warps a row of a ring in shared memory: 36 to 40. Two warps, 80 values a lane: 29.5, where eight teams a
-//    multiprocessor share its rows evenly; five, six or ten do not, 38, 34 and 32. A row's values in registers between its
-//    sum and its codes: 31.5. Copies of 16 bytes by each thread instead of the copy engine's, of whole rows: 31.
+// 2. Five warps a row of a ring in shared memory: 36 to 40. Two warps, 80 values a lane: 29.5. A row's values in registers
+//    between its sum and its codes: 31.5. Copies of 16 bytes by each thread instead of the copy engine's, of whole rows: 31.
+//    Two rows ahead of each team instead of one: 31. Copies that ask the second-level cache to give their bytes up first: 27,
+//    but only where the last results lie there still and are overwritten; else 31.
+// 3. Teams as wide as their rows: of 2048 one warp takes 88 % of a copy's bandwidth, two 76; of 8192 four take 89, two 81.
 #pragma once
+#include "early.cuh"
 #include "mma.cuh"
 #include "tree.cuh"
 
 typedef unsigned long long u64;
 
-#define TEAM 64      // threads of a row
-#define AHEAD 2      // rows of a team in shared memory, one that is worked at and the next one
-#define MOST_TEAMS 8
+#define AHEAD 2        // rows of a team in shared memory, one that is worked at and the next one
+#define MOST_TEAMS 16
 
 #if !defined(__CUDACC__) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
 #define WHOLE_ROWS true  // Hopper's copy engine brings them
@@ -24,7 +26,10 @@ typedef unsigned long long u64;
 #endif
 
 #ifdef __CUDACC__
-VT_FN void team_joins(int team) { asm volatile("bar.sync %0, 64;" ::"r"(team + 1) : "memory"); }
+template <int T> VT_FN void team_joins(int team) {
+    if (T == 32) __syncwarp();
+    else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(T) : "memory");
+}
 #if WHOLE_ROWS
 VT_FN unsigned ring_address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
 VT_FN void row_is_none(u64* barrier) {
@@ -52,8 +57,8 @@ inline Meeting joining[MOST_TEAMS];
 struct RowOnItsWay { void* to; const void* from; int bytes; unsigned phase; };
 inline RowOnItsWay on_their_way[MOST_TEAMS * AHEAD];
 }  // namespace emulation
-static inline void team_joins(int team) {
-    emulation::joining[team].size = TEAM;
+template <int T> void team_joins(int team) {
+    emulation::joining[team].size = T;
     emulation::wait_for(emulation::joining[team]);
 }
 // `barrier` holds the row's number. Bytes come as late as a wait allows.
@@ -72,41 +77,34 @@ static inline void row_is_there(u64* barrier, unsigned parity) {
 }
 #endif
 
-// Which rows a team takes, fewer than 2^31: every one that comes `teams` later, or four of a tile of scales, 32 apart, and
-// then the next four.
+// Which of fewer than 2^31 rows a team takes: every one that comes `step` later.
 struct RowOrder {
-    int own, teams, turns;
-    bool fours;
+    int own, step, turns;
 
-    VT_MEMBER RowOrder(int rows, int grid, bool fours)
-        : own(blockIdx.x + grid * (threadIdx.x / TEAM)), teams(grid * (blockDim.x / TEAM)), fours(fours) {
-        const int shares = fours ? rows / 4 : rows;
-        turns = own < shares ? ((shares - own - 1) / teams + 1) * (fours ? 4 : 1) : 0;
-    }
-    VT_MEMBER int row(int turn) const {
-        if (!fours) return own + turn * teams;
-        const int four = own + (turn >> 2) * teams;
-        return (four >> 5) * 128 + (four & 31) + (turn & 3) * 32;
-    }
+    VT_MEMBER RowOrder(int rows, int grid, int team, int teams)
+        : own(blockIdx.x + grid * team), step(grid * teams), turns(own < rows ? (rows - own - 1) / step + 1 : 0) {}
+    VT_MEMBER int row(int turn) const { return own + turn * step; }
 };
 
-// Blocks of 16: a thread has B of a row, every 64th; all but its last are inside. Its two vectors of a block are held in the
-// order that lanes read them in without meeting in a bank, the second one first where `flipped`.
-template <int B> struct RowRing {
-    static constexpr int ROW = B * TEAM * 32, BYTES = B * TEAM * 64;  // of a row, and of the weights, in shared memory
-    int team, thread, blocks;
+// T threads, B blocks of 16 of a row each, every T-th; all but the last are inside. A thread's two vectors of a block are held
+// in the order that lanes read them in without meeting in a bank, the second one first where `flipped`. Of neighbouring teams
+// of four warps the last span is other warps'.
+template <int T, int B> struct RowRing {
+    static constexpr int ROW = B * T * 32, BYTES = B * T * 64;  // of a row, and of the weights, in shared memory
+    int team, teams, thread, blocks;
     bool flipped;
     const uint4* weights;
-    unsigned char* rows;
+    unsigned char *rows, *end;
 
     VT_MEMBER RowRing(unsigned char* memory, int width)
-        : team(threadIdx.x / TEAM), thread(threadIdx.x % TEAM), blocks(width >> 4), flipped(threadIdx.x & 4),
-          weights((const uint4*)memory + thread), rows(memory + BYTES + team * (AHEAD * ROW)) {}
+        : team(threadIdx.x / T), teams(blockDim.x / T), thread(threadIdx.x % T ^ (T == 128 ? team % 2 * 64 : 0)),
+          blocks(width >> 4), flipped(threadIdx.x & 4), weights((const uint4*)memory + thread),
+          rows(memory + BYTES + team * (AHEAD * ROW)), end(memory + BYTES + teams * (AHEAD * ROW)) {}
     // By all threads of a block.
     VT_MEMBER void widen_weights(const void* weight) const {
         uint4* const memory = (uint4*)weights - thread;
 #pragma unroll 1
-        for (int block = threadIdx.x; block < B * TEAM; block += blockDim.x) {
+        for (int block = threadIdx.x; block < B * T; block += blockDim.x) {
             float w[2][8] = {};
 #pragma unroll
             for (int h = 0; h < 2; ++h)
@@ -114,94 +112,121 @@ template <int B> struct RowRing {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const Raw<8> floats = narrow(w[h], F32);
-                uint4* to = memory + ((block >> 2 ^ h) & 1) * (2 * B * TEAM) + block;  // as it is read
-                to[0] = floats.a, to[B * TEAM] = floats.b;
+                uint4* to = memory + ((block >> 2 ^ h) & 1) * (2 * B * T) + block;  // as it is read
+                to[0] = floats.a, to[B * T] = floats.b;
             }
         }
     }
     VT_MEMBER bool inside(int i) const { return i < B - 1 || block(i) < blocks; }
-    VT_MEMBER int block(int i) const { return thread + i * TEAM; }
+    VT_MEMBER int block(int i) const { return thread + i * T; }
     VT_MEMBER void send(int slot, const void* x, i64 from, u64* barrier) const {
         unsigned char* const to = rows + slot * ROW;
         const char* const at = (const char*)x + from * 2;
         if (WHOLE_ROWS) {
-            if (thread == TEAM - 1) row_comes(to, at, blocks * 32, barrier);
+            if (thread == T - 1) row_comes(to, at, blocks * 32, barrier);
             return;
         }
 #pragma unroll 1
-        for (int n = thread; n < 2 * blocks; n += TEAM) copy_async(to + n * 16, at + n * 16);
+        for (int n = thread; n < 2 * blocks; n += T) copy_async(to + n * 16, at + n * 16);
     }
     VT_MEMBER void await(u64* barrier, unsigned parity) const {
         if (WHOLE_ROWS) return row_is_there(barrier, parity);
         copies_arrive();
-        team_joins(team);
+        team_joins<T>(team);
     }
     // The vector of block i that is read first, or (h) second, and its weights; zeros outside.
     VT_MEMBER void values(float (&v)[8], int slot, int i, int h) const {
         Raw<8> raw = {};
-        if (inside(i)) raw.a = *(const uint4*)(rows + slot * ROW + i * 2048 + thread * 32 + (flipped != (h == 1) ? 16 : 0));
+        if (inside(i)) raw.a = *(const uint4*)(rows + slot * ROW + i * (T * 32) + thread * 32 + (flipped != (h == 1) ? 16 : 0));
         widen(v, raw, BF16);
     }
     VT_MEMBER void weights_of(float (&w)[8], int i, int h) const {
-        widen(w, {weights[2 * h * (B * TEAM) + i * TEAM], weights[(2 * h + 1) * (B * TEAM) + i * TEAM]}, F32);
+        widen(w, {weights[2 * h * (B * T) + i * T], weights[(2 * h + 1) * (B * T) + i * T]}, F32);
     }
-    // The sum of a row's squares in the tree's order: a thread has partials 2 t and 2 t + 1 and those 128 further on. Their
-    // squares are exact unless they are tiny, and then they change no sum that is not (alone_rows.cuh).
+    // The sum of a row's squares in the tree's order: of the tree's 256 partials a thread has 2 t and 2 t + 1, those 2 T further
+    // on, and so on. Their squares are exact unless they are tiny, and then they change no sum that is not (alone_rows.cuh).
     // meanwhile(): as soon as the team has come here.
-    template <class M> VT_MEMBER float squares(int slot, uint4& sums, M&& meanwhile) const {
-        float p[2][2] = {}, v[8];
+    template <class M> VT_MEMBER float squares(int slot, uint4 (&sums)[2], M&& meanwhile) const {
+        constexpr int PARTS = 128 / T;
+        float p[PARTS][2] = {}, v[8];
         bool fused = true;
 #pragma unroll
         for (int i = 0; i < B; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 values(v, slot, i, h);
-                if (i < 2) fused &= !inside(i) || v[0] * v[0] > 0x1p-100f;
+                if (i < PARTS) fused &= !inside(i) || v[0] * v[0] > 0x1p-100f;
 #pragma unroll
-                for (int j = 0; j < 8; ++j) p[i & 1][h] = vt_fma(v[j], v[j], p[i & 1][h]);
+                for (int j = 0; j < 8; ++j) p[i % PARTS][h] = vt_fma(v[j], v[j], p[i % PARTS][h]);
             }
         if (!fused) {
-            p[0][0] = p[0][1] = p[1][0] = p[1][1] = 0.0f;
-#pragma unroll 1
+#pragma unroll
+            for (int k = 0; k < PARTS; ++k) p[k][0] = p[k][1] = 0.0f;
+#pragma unroll
             for (int i = 0; i < B; ++i)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    float sum = i & 1 ? p[1][h] : p[0][h];
                     if (!inside(i)) continue;
                     values(v, slot, i, h);
-                    add_squares(sum, v);
-                    if (i & 1) p[1][h] = sum;
-                    else p[0][h] = sum;
+                    add_squares(p[i % PARTS][h], v);
                 }
         }
-        const bool later = thread & 8;  // such lanes go on with the partials that are 128 further on
-        const float first = (later ? p[1][0] : p[0][0]) + other_lane(later ? p[0][0] : p[1][0], 8);
-        const float second = (later ? p[1][1] : p[0][1]) + other_lane(later ? p[0][1] : p[1][1], 8);
-        float sum = first + other_lane(second, 4);  // that lane's second is of the partials that are first here
-        sum += other_lane(sum, 2);
+        // Where a thread has partials further on, lanes go on with some of them for each other. A flipped lane's second vectors
+        // are what the others read first.
+        auto halved = [](float a, float b, bool later, int m) { return (later ? b : a) + other_lane(later ? a : b, m); };
+        const bool eight = thread & 8, two = thread & 2;
+        float first[2], sum;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if constexpr (T == 128) first[h] = p[0][h] + other_lane(p[0][h], 8);
+            else first[h] = halved(p[0][h], p[1][h], eight, 8);
+        }
+        sum = first[0] + other_lane(first[1], 4);
+        if constexpr (T == 32) {
+            float second[2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) second[h] = halved(p[2][h], p[3][h], eight, 8);
+            sum = halved(sum, second[0] + other_lane(second[1], 4), two, 2);
+        } else {
+            sum += other_lane(sum, 2);
+        }
         sum += other_lane(sum, 1);
         sum += other_lane(sum, 4);
-        sum += other_lane(sum, 8);
-        if ((thread & 15) == 0) ((float*)&sums)[thread >> 4] = sum;
-        team_joins(team);
+        if constexpr (T == 32) {
+            sum += other_lane(sum, 2);
+            sum += other_lane(sum, 8);
+            sum += other_lane(sum, 16);
+            team_joins<T>(team);
+            meanwhile();
+            return sum;
+        }
+        if (T == 64) sum += other_lane(sum, 8);
+        if ((thread & 15) == 0) ((float*)sums)[thread >> 4] = sum;
+        team_joins<T>(team);
         meanwhile();
-        const uint4 s = sums;
-        return (vt_float((int)s.x) + vt_float((int)s.z)) + (vt_float((int)s.y) + vt_float((int)s.w));
+        const uint4 s = sums[0];
+        float e[8] = {vt_float((int)s.x), vt_float((int)s.y), vt_float((int)s.z), vt_float((int)s.w)};
+        if (T == 64) return (e[0] + e[2]) + (e[1] + e[3]);
+        const uint4 t = sums[1];
+        e[4] = vt_float((int)t.x), e[5] = vt_float((int)t.y), e[6] = vt_float((int)t.z), e[7] = vt_float((int)t.w);
+        return tree_of_eight(e);
     }
 };
 
 // work(row, turn, slot, number) for each row: where it lies, and root(sum of its squares). meanwhile(): what else a block
-// does before its threads have met.
-template <int B, class M, class R, class W>
-VT_FN void each_row(const RowRing<B>& ring, const RowOrder& order, const void* x, i64 x_stride, const void* weight,
+// does, and reads, while the first rows come. Kernels that stand on it are early ones.
+template <int T, int B, class O, class M, class R, class W>
+VT_FN void each_row(const RowRing<T, B>& ring, const O& order, const void* x, i64 x_stride, const void* weight,
                     M&& meanwhile, R&& root, W&& work) {
-    __shared__ uint4 sums[MOST_TEAMS][AHEAD];
+    __shared__ uint4 sums[MOST_TEAMS][AHEAD][2];
     __shared__ u64 barriers[MOST_TEAMS][AHEAD];
     if (threadIdx.x < MOST_TEAMS * AHEAD) {
         u64* const barrier = &barriers[0][0] + threadIdx.x;
         *barrier = threadIdx.x;
         row_is_none(barrier);
     }
+    others_may_start();
+    after_others();
     __syncthreads();
     auto send = [&](int turn) {
         const int slot = turn & 1;

@@ -8,13 +8,13 @@ through fast.cuh, which gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from vtlab.ops.fusion import Recipe
 from vtlab.ops.fusion.program import COLUMN, E2M1, ELEMENT, GROUP, ONE, ROW, Program
 
 from ..early import EARLY
-from .frames import early, frames, rings
+from .frames import blocks, early, frames, rings
 from .printing import Printing, literal
 
 _LETTER = {"float32": "f", "bfloat16": "b", "float16": "h"}
@@ -38,8 +38,9 @@ def source(recipe: Recipe, programs: Mapping[tuple[str, ...], Program]) -> str:
         lines.append('#include "early.cuh"')
     if any(target.dtype == E2M1 for program in programs.values() for target in program.targets):
         lines += ['#include "chain_fp4.cuh"', '#include "chain_residents.cuh"']
-    if any(map(rings, programs.values())):
-        lines.append('#include "ring_blocks.cuh"')
+    for header, own in (("ring_blocks", True), ("ring_tokens", False)):
+        if any(rings(program) and blocks(program) == own for program in programs.values()):
+            lines.append(f'#include "{header}.cuh"')
     for printer in printers:
         lines += ["", *printer.lines()]
     return "\n".join(lines) + "\n"
@@ -73,8 +74,6 @@ class _Printer(Printing):
                 yield f"    __shared__ float sums[{count}];"
             if variant == "long":
                 yield from self._long()
-            elif variant == "alone5":
-                yield from self._alone(variant.removeprefix("alone"))
             elif variant.startswith("ring"):
                 yield from self._ring(variant.removeprefix("ring").removesuffix(EARLY))
             else:
@@ -162,7 +161,7 @@ class _Printer(Printing):
                 yield "    }"
         if blocks is not None:
             tiled = "true" if blocks.scales.tiled else "false"
-            by = f"BlockScales{{{self.ref(blocks.scale)}, {self.ref(blocks.back)}, nullptr}}"
+            by = f"BlockScales{{{self.ref(blocks.scale)}, {self.ref(blocks.back)}}}"
             outs = f"out_{blocks.packed.slot}, out_{blocks.scales.slot}"
             yield f"    put_blocks<{tiled}>(frame, r{blocks.x}, {by}, rows, row, width, {outs});"
         yield "}"
@@ -202,14 +201,10 @@ class _Printer(Printing):
             else:
                 yield f"        {name} = picked({x}, t, j);"
         yield "    };"
-        out, silu = self.held(number).removesuffix(self.where), "true" if act == "silu" else "false"
-        if number in self.stages.words:
-            gates = self.gates(gate).removesuffix(self.where)
-            given = f"r{self.stages.words[number]}, {', '.join(held)}, {kind}, {gates}, pick{number}"
-            yield f"    gated_words<{silu}>({given});"
-            return
-        least = f"least_of_turns({self.gates(gate).removesuffix(self.where)})"
-        yield f"    gated<{silu}>({out}, {', '.join(held)}, {kind}, {least}, pick{number});"
+        silu = "true" if act == "silu" else "false"
+        gates = self.gates(gate).removesuffix(self.where)
+        given = f"r{self.stages.words[number]}, {', '.join(held)}, {kind}, {gates}, pick{number}"
+        yield f"    gated_words<{silu}>({given});"
 
     def _grouped(self, number: int) -> bool:
         """Whether a node follows from a group."""
@@ -255,51 +250,49 @@ class _Printer(Printing):
             f"frame.max({what}, {literal(float.fromhex(node.data))}, {slot})"
         )  # fmt: skip
 
-    def _alone(self, turns: str) -> Iterator[str]:
-        """A row that is normed and quantised: what is done to its sum, to eight elements, and to its largest size."""
-        norm, token = self.stages.normed, self.stages.token
-        yield from self._of_norm([f"const Raw<8>& r{n}" for n in (norm.x, norm.weight)], (norm.x, norm.weight))
-        yield "    auto scale_of = [&](unsigned top) {"
-        stage = self.stages.stage[token.top]
-        yield from (f"    {line}" for line in self.scalars(stage, lambda _: "vt_float((int)top)", (ROW,)))
-        yield f"        return {self.ref(token.scale)};"
-        yield "    };"
-        outs = f"out_{token.codes.slot}, out_{token.scales.slot}, {token.codes.nan:#x}u"
-        yield f"    alone_tokens<{turns}>(width, {self._normed_rows()}, root, normed, scale_of, {outs});"
-
-    def _ring(self, count: str) -> Iterator[str]:
-        """A row that is normed and quantised in blocks: what is done to its sum, and to eight elements."""
-        norm, blocks = self.stages.normed, self.stages.blocks
-        yield "    others_may_start();"
-        yield "    after_others();"
-        yield from self._of_norm([f"const float (&n{n})[8]" for n in (norm.x, norm.weight)])
-        tiled = "true" if blocks.scales.tiled else "false"
-        by = f"{self.ref(blocks.scale)}, {self.ref(blocks.back)}"
-        outs = f"out_{blocks.packed.slot}, out_{blocks.scales.slot}"
-        rows = f"rows, width, shape, {self._normed_rows()}"
-        yield f"    ring_blocks<{tiled}, {count}>({rows}, {by}, root, normed, {outs});"
-
-    def _normed_rows(self) -> str:
-        name, weight = (self.nodes[n].data[0] for n in (self.stages.normed.x, self.stages.normed.weight))
-        return f"in_{name}, in_{name}_stride, in_{weight}"
-
-    def _of_norm(self, given: list[str], loads: Iterable[int] = ()) -> Iterator[str]:
-        """What all rows share, and as functions what is done to a row's sum and to eight elements and their weights, of
-        which the `loads` are given as they lie in memory."""
-        norm, self.where, self.present = self.stages.normed, "", frozenset()
-        yield from self.scalars(0, self._reduced, (ONE,))
+    def _ring(self, shape: str) -> Iterator[str]:
+        """A row that is normed and quantised: what is done to its sum, to eight elements, and to its largest size. What
+        is read of memory waits until rows are on their way."""
+        norm, blocks, token = self.stages.normed, self.stages.blocks, self.stages.token
+        self.where, self.present, shape = "", frozenset(), shape.replace("x", ", ")
+        name, weight = (self.nodes[n].data[0] for n in (norm.x, norm.weight))
+        rows = f"rows, width, shape, in_{name}, in_{name}_stride, in_{weight}"
+        yield from self.scalars(0, self._reduced, (ONE,), lambda n: not self._is_read(n))
         yield "    auto root = [&](float total) {"
         yield from (f"    {line}" for line in self.scalars(self.stages.stage[norm.total], lambda _: "total", (ROW,)))
         yield f"        return n{norm.number};"
         yield "    };"
-        yield f"    auto normed = [&]({', '.join(given)}, float n{norm.number}) {{"
+        given = ", ".join(f"const float (&n{n})[8]" for n in (norm.x, norm.weight))
+        yield f"    auto normed = [&]({given}, float n{norm.number}) {{"
         yield "        constexpr int V = 8;"
-        if loads:
-            yield f"        float {', '.join(f'n{n}[V]' for n in loads)};"
         yield from self.declarations(list(norm.inside), "", "        ")
-        yield from self.compute([*loads, *norm.inside], "true")
+        yield from self.compute(norm.inside, "true")
         yield f"        return r{norm.y};"
         yield "    };"
+        read = [f"    {line}" for line in self.scalars(0, self._reduced, (ONE,), self._is_read)]
+        if blocks is not None:
+            yield "    auto scales_by = [&] {"
+            yield from read
+            yield f"        return BlockScales{{{self.ref(blocks.scale)}, {self.ref(blocks.back)}}};"
+            yield "    };"
+            tiled, outs = (
+                "true" if blocks.scales.tiled else "false",
+                f"out_{blocks.packed.slot}, out_{blocks.scales.slot}",
+            )
+            yield f"    ring_blocks<{tiled}, {shape}>({rows}, scales_by, root, normed, {outs});"
+            return
+        yield "    auto scale_of = [&](unsigned top) {"
+        yield from read
+        stage = self.stages.stage[token.top]
+        yield from (f"    {line}" for line in self.scalars(stage, lambda _: "vt_float((int)top)", (ROW,)))
+        yield f"        return {self.ref(token.scale)};"
+        yield "    };"
+        outs = f"(unsigned char*)out_{token.codes.slot}, (float*)out_{token.scales.slot}, {token.codes.nan:#x}u"
+        yield f"    ring_tokens<{shape}>({rows}, root, normed, scale_of, {outs});"
+
+    def _is_read(self, number: int) -> bool:
+        """Whether a number is made of what lies in memory."""
+        return self.nodes[number].op == "load" or any(map(self._is_read, self.nodes[number].args))
 
     def _long(self) -> Iterator[str]:
         """A row of any width, an element at a time: a loop for each reduction, and one for the results."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from vtlab.ops.fusion.program import ELEMENT, Program
 
 from ..early import EARLY
-from ..rings import MOST
+from ..rings import SHAPES, ring_name
 from .stages import Stages
 
-_RINGS = range(3, MOST + 1)
-"""Blocks of 16 that each of a ring's threads has of a row (ring_rows.cuh): all rows that no block1 has."""
+HALVES = (3, 5)
+"""Turns of 128 threads that many rows take."""
 PAIRS = (2, 3)
 """Spans of 2048 of few rows that end in blocks of 16."""
 
@@ -20,12 +20,7 @@ def blocks(program: Program) -> bool:
 
 
 def rings(program: Program) -> bool:
-    """Whether many rows are normed and quantised in blocks while the next ones are under way."""
-    return blocks(program) and alone(program)
-
-
-def alone(program: Program) -> bool:
-    """Whether many rows are normed and quantised as our own ops do it (alone_rows.cuh)."""
+    """Whether many rows are normed and quantised while the next ones are under way."""
     return Stages("", program).normed is not None
 
 
@@ -80,13 +75,13 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
         for spans in PAIRS if blocks(program) else ():
             found[f"pairs{spans}"] = "128, 1", f"PairsFrame<{spans}>(width, sums)"
         if rings(program):
-            return found | {f"ring{count}{EARLY}": ("512, 1", "") for count in _RINGS}
-        found["block4"] = "256", "BlockFrame<4, false>(width, sums)"
-        if alone(program):
-            found["alone5"] = "128, 8", ""
-        elif halves(program):
+            found |= {f"{ring_name(*shape)}{EARLY}": (f"{threads}, 1", "") for shape, threads in SHAPES.items()}
+        else:
+            found["block4"] = "256", "BlockFrame<4, false>(width, sums)"
+        if halves(program) and not rings(program):
             early = "true" if blocks(program) else "false"
-            found["half5"] = "128, 1", f"HalfFrame<5, {early}>(width, sums)"
+            for turns in HALVES:
+                found[f"half{turns}"] = "128, 1", f"HalfFrame<{turns}, {early}>(width, sums)"
         return found if program.group else found | {"long": ("256", "")}
     if blocks(program):
         tiled, bounds = any(target.tiled for target in program.targets), "128, 1"
@@ -103,4 +98,4 @@ def frames(program: Program) -> dict[str, tuple[str, str]]:
     return found if program.group else found | {"v1": ("256", f"MapFrame<1, {depth(program)}>(rows, width, shape)")}
 
 
-__all__ = ["PAIRS", "alone", "blocks", "depth", "early", "frames", "halves", "rings", "shared", "teams"]
+__all__ = ["HALVES", "PAIRS", "blocks", "depth", "early", "frames", "halves", "rings", "shared", "teams"]

@@ -15,22 +15,23 @@ from vtlab.ops.fusion.program import ELEMENT, ONE, Program
 from vtlab.ops.fusion.trace import trace
 
 from ..early import EARLY
-from ..launch import MULTIPROCESSORS, as_rows, map_rows, rectangles, results, start
+from ..launch import as_rows, map_rows, rectangles, results, start
 from ..quant_fp8 import divider
-from ..rings import as_integer, ring
+from ..rings import ring
 from ..runtime import current
 from .emit import tag
-from .frames import PAIRS, alone, blocks, depth, halves, rings, shared, teams
+from .frames import HALVES, PAIRS, blocks, depth, halves, rings, shared, teams
 
 _SPAN, _TURNS, _LANES = 2048, 4, 256
 _MAP_BLOCK, _TILES_BLOCK = 64, 128
 """Threads of a block without a row of its own: small ones share a multiprocessor best; of one among tiles."""
-_HALF5, _PAIRS = 5120, max(PAIRS) * _SPAN
-"""The longest rows of 128 threads."""
+_HALF, _PAIRS = _SPAN // 2, max(PAIRS) * _SPAN
+"""Of rows of 128 threads: elements of a turn, the longest ones whose blocks are a thread's."""
 FEW_ROWS = 264  # two for each multiprocessor of a large GPU
 _FEW_BLOCKS, _FEW_LANES = 256, 1024
 """For each of few rows, blocks of 16 and lanes that are few: two lanes a block serve them best, and a row a team."""
 _TEAM_ROWS, _SHARED_TURNS = 4, 2
+_CODES = 16  # of e4m3, which a ring's threads store at once
 _TILE_ROWS, _TILE_BLOCKS = 128, 4
 _MOST_FORMS = 1024
 _MOST_BLOCKS = 1 << 30  # of 16: numbers of 32 bits
@@ -49,7 +50,7 @@ class _Plan:
     reduces: bool
     blocks: bool  # ends in NVFP4's quantiser of bfloat16
     tiled: bool
-    half: str  # the kernel of many rows whose blocks have 128 threads, if there is one
+    half: bool  # whether there are kernels of many rows whose blocks have 128 threads
     ring: bool  # whether many rows are a ring's
 
 
@@ -90,7 +91,8 @@ class Launcher:
                 pointers.append((target, 0 if one.tiled else plan.width))
         wide = plan.wide and all(_aligned(runtime, array, stride) for array, stride in pointers)
         params = [_single(arguments[name]) for name in plan.program.params]
-        if not self._launch(plan, wide, [*sent, *targets, *params]):
+        whole = wide and (plan.blocks or all(runtime.pointer(target) % _CODES == 0 for target in targets))
+        if not self._launch(plan, wide, whole, [*sent, *targets, *params]):
             return NotImplemented
         return targets if len(targets) > 1 else targets[0]
 
@@ -115,11 +117,11 @@ class Launcher:
         if blocks(program) and rows * width >= 16 * _MOST_BLOCKS:
             return None
         streams = rings(program)
-        half = "" if streams else "alone5" if alone(program) else "half5" if halves(program) else ""
+        half = halves(program) and not streams
         wide, ends = width % 8 == 0, blocks(program)
         return _Plan(program, kernel, rows, width, forms, wide, reduces, ends, tiled, half, streams)
 
-    def _launch(self, plan: _Plan, wide: bool, args: list) -> bool:
+    def _launch(self, plan: _Plan, wide: bool, whole: bool, args: list) -> bool:
         op, rows, width = self._recipe.name, plan.rows, plan.width
         if not wide and plan.program.group:
             return False
@@ -127,6 +129,11 @@ class Launcher:
             self._map(plan, wide, args)
             return True
         number, threads, shape, few = rows, 128, 0, rows <= FEW_ROWS
+        many = rows > (2 * FEW_ROWS if width > _SPAN else 3 * FEW_ROWS * _SPAN // width)
+        made = ring(rows, width) if plan.ring and whole and many and width > _LANES else None
+        if made is not None:
+            made.start(op, op, plan.kernel, [rows, width, made.blocks, *args])
+            return True
         if not wide or width > _SPAN * _TURNS:
             form, threads = "long", 256
         elif width <= _LANES:
@@ -134,28 +141,16 @@ class Launcher:
             if teams(plan.program) and 1 << shape >= _TEAM_ROWS and rows << shape > _FEW_LANES * FEW_ROWS:
                 form, number = f"teams{_TEAM_ROWS}", -(-rows // _TEAM_ROWS)
             number = -(-(number << shape) // threads)
-        elif plan.blocks and (few or (plan.ring and rows <= 2 * FEW_ROWS)) and _SPAN < width <= _PAIRS:
+        elif plan.blocks and (few or plan.ring) and _SPAN < width <= _PAIRS:
             form = f"pairs{-(-width // _SPAN)}"
-        elif plan.ring and not few and width > _SPAN and self._ring(plan, args):
-            return True
-        elif plan.half and not few and _SPAN < width <= _HALF5:
-            form = plan.half
+        elif plan.half and not few and _HALF < width <= max(HALVES) * _HALF:
+            form = f"half{next(turns for turns in HALVES if width <= turns * _HALF)}"
         else:
-            form = "block1" if width <= _SPAN else "few4" if few else "block4"
+            form = "block1" if width <= _SPAN else "few4" if few or plan.ring else "block4"
             threads = min(256, -(-width // 256) * 32)
         if plan.tiled and rows % _TILE_ROWS:
             number += -(-_tiles(width) * 32 // threads)  # these fill the last row of tiles, 16 bytes a thread
         start(op, op, f"{plan.kernel}_{form}", number, (threads, 1), [rows, width, shape, *args])
-        return True
-
-    def _ring(self, plan: _Plan, args: list) -> bool:
-        """Many rows; those of whole tiles four at a time, where that makes nobody wait longer."""
-        op, rows, made = self._recipe.name, plan.rows, ring(plan.rows, plan.width, MULTIPROCESSORS)
-        if made is None:
-            return False
-        fours = plan.tiled and rows % _TILE_ROWS == 0 and 4 * made.turns(rows // 4) == made.turns(rows)
-        sent = [rows, plan.width, 2 * made.blocks + fours, *map(as_integer, args)]
-        start(op, op, f"{plan.kernel}_ring{made.spans}{EARLY}", made.blocks, (made.threads, 1), sent, made.shared)
         return True
 
     def _map(self, plan: _Plan, wide: bool, args: list) -> None:

@@ -84,10 +84,17 @@ class Printing:
 
     # Statements.
 
-    def scalars(self, stage: int, reduced: Callable[[int], str], extents=(ONE, ROW)) -> Iterator[str]:
+    def scalars(
+        self,
+        stage: int,
+        reduced: Callable[[int], str],
+        extents=(ONE, ROW),
+        wanted: Callable[[int], bool] = lambda _: True,
+    ) -> Iterator[str]:
         """The numbers of the row, or of all rows, that are known when a stage begins."""
         for number, node in enumerate(self.nodes):
-            if node.extent in extents and self.stages.stage[number] == stage and number not in self.stages.hidden:
+            own = node.extent in extents and self.stages.stage[number] == stage and number not in self.stages.hidden
+            if own and wanted(number):
                 value = reduced(number) if node.op in ("sum", "max") else self.expression(number)
                 yield f"    const float n{number} = {value};"
 

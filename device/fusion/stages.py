@@ -91,6 +91,11 @@ class Stages:
 
     @cached_property
     def gated(self) -> dict[int, tuple[str, int, int, str, tuple[int, ...]]]:
+        """The products that are guessed: the one of results that can be made again, or those that are made as words."""
+        return {n: product for n, product in self._products.items() if self.deferred or n in self.words}
+
+    @cached_property
+    def _products(self) -> dict[int, tuple[str, int, int, str, tuple[int, ...]]]:
         """Products act(g) * u of which nothing is seen but a bfloat16 (fast.cuh), by number.
 
         (silu or sigmoid, g, u, the kind that act rounds to, the nodes that the product stands for).
@@ -114,7 +119,7 @@ class Stages:
         """Gated products that are made as words, for all of a thread's turns: the product -> its rounding."""
         if self.deferred:
             return {}
-        sole = {number: self.users[number][0] for number in self.gated if len(self.users[number]) == 1}
+        sole = {number: self.users[number][0] for number in self._products if len(self.users[number]) == 1}
         return {number: user for number, user in sole.items() if not isinstance(user, Target)}
 
     def _is_bf16(self, user: int | Target) -> bool:
@@ -148,7 +153,7 @@ class Stages:
         last = max(self.stage)
         ends = [target for target in self.program.targets if self.stage[target.node] == last]
         single = all(target.extent == ELEMENT for target in ends) and not self.program.group
-        return single and len(self.gated) == 1 and all(self.stage[number] == last for number in self.gated)
+        return single and len(self._products) == 1 and all(self.stage[number] == last for number in self._products)
 
     @cached_property
     def squares(self) -> dict[int, int]:

@@ -1,0 +1,79 @@
+// Rows of a ring (ring_rows.cuh) into codes of e4m3, and a scale for each row.
+#pragma once
+#include "bf16_quotients.cuh"
+#include "e2m1_steps.cuh"
+#include "ring_rows.cuh"
+
+// Eight codes; `nan` stands for a NaN of either sign.
+VT_FN uint2 e4m3_eight(const float (&x)[8], unsigned nan) {
+    uint2 codes = {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
+    if (nan != 0x7fu && (nans_of(codes.x) | nans_of(codes.y))) codes = {with_nan(codes.x, nan), with_nan(codes.y, nan)};
+    return codes;
+}
+
+// A thread's blocks of a row, as they are read: normed(values, weights, number), eight bfloat16. Zeros outside.
+template <int T, int B, class N>
+VT_FN void ring_normed(uint4 (&y)[B][2], const RowRing<T, B>& ring, int slot, float number, N&& normed) {
+    float v[8], w[8];
+#pragma unroll
+    for (int i = 0; i < B; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            ring.values(v, slot, i, h);
+            ring.weights_of(w, i, h);
+            y[i][h] = normed(v, w, number).a;
+        }
+}
+
+// Their codes in a row at `out`. by(i): what divides those of block i, whether it is inside or not.
+template <int T, int B, class Q>
+VT_FN void ring_codes(const uint4 (&y)[B][2], const RowRing<T, B>& ring, unsigned char* out, unsigned nan, Q&& by) {
+#pragma unroll
+    for (int i = 0; i < B; ++i) {
+        const Quotients quotients = by(i);
+        uint2 made[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float v[8], q[8];
+            widen(v, {y[i][h], {}}, BF16);
+            quotients.divide(q, v);
+            made[h] = e4m3_eight(q, nan);
+        }
+        const uint2 a = ring.flipped ? made[1] : made[0], b = ring.flipped ? made[0] : made[1];
+        if (ring.inside(i)) *(uint4*)(out + ring.block(i) * 16) = {a.x, a.y, b.x, b.y};
+    }
+}
+
+// The bits of a row's largest size; a NaN is passed over. `tops`: a word a warp of the team.
+template <int T, int B> VT_FN unsigned ring_largest(const uint4 (&y)[B][2], const RowRing<T, B>& ring, uint4& tops) {
+    unsigned pair = 0;
+#pragma unroll
+    for (int i = 0; i < B; ++i) pair = larger_pair<false>(
+        pair, larger_pair<false>(largest_pair<false>(y[i][0]), largest_pair<false>(y[i][1])));
+    unsigned top = largest_of_lanes(larger(pair << 16, pair & 0xffff0000u), 32);
+    if (T == 32) return top;
+    if ((threadIdx.x & 31) == 0) ((unsigned*)&tops)[ring.thread / 32] = top;
+    team_joins<T>(ring.team);
+    const uint4 t = tops;
+    top = larger(t.x, t.y);
+    return T == 64 ? top : larger(top, larger(t.z, t.w));
+}
+
+// normed as for ring_normed; scale_of(bits of the largest size): no less than some usual number, or NaN.
+template <int T, int B, class R, class N, class S>
+VT_FN void ring_tokens(i64 rows, i64 width_, i64 grid, const void* x, i64 x_stride, const void* weight, R&& root, N&& normed,
+                       S&& scale_of, unsigned char* codes, float* scales, unsigned nan) {
+    VT_SHARED(memory);
+    __shared__ uint4 tops[MOST_TEAMS][AHEAD];
+    const int width = (int)width_;
+    const RowRing<T, B> ring(memory, width);
+    const RowOrder order((int)rows, (int)grid, ring.team, ring.teams);
+    each_row(ring, order, x, x_stride, weight, [] {}, root, [&](int row, int, int slot, float number) {
+        uint4 y[B][2];
+        ring_normed(y, ring, slot, number, normed);
+        const float scale = scale_of(ring_largest(y, ring, tops[ring.team][slot]));
+        if (ring.thread == 0) scales[row] = scale;
+        const Quotients by(scale);
+        ring_codes(y, ring, codes + (i64)row * width, nan, [&](int) -> const Quotients& { return by; });
+    });
+}
