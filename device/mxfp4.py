@@ -12,7 +12,7 @@ from vtlab.ops.numerics import round_to
 
 from .codes import settled
 from .early import EARLY
-from .launch import KINDS, MULTIPROCESSORS, PROVIDER, VECTOR, as_rows, kind, results, start, vectors
+from .launch import KINDS, MULTIPROCESSORS, PROVIDER, VECTOR, as_rows, kind, on_hopper, results, start, vectors
 from .quant_fp8 import FEW_BLOCK, FEW_VECTORS, TEAM
 from .runtime import current
 
@@ -29,6 +29,9 @@ _LANES_RESIDENT, _RUN = 8, 4096
 """Blocks of a multiprocessor whose lanes have 32 elements of a short row, and elements that a block has at a time."""
 _ROWS = {1024: (5, 8), 2048: (5, 8), 4096: (5, 5), 8192: (6, 4), 16384: (6, 2), 32768: (6, 1)}
 """Of rows of 2-byte elements: the power of two that a thread holds, and blocks of a multiprocessor."""
+
+_LONG = 32768
+"""Elements of a row whose values change places once, among 256 threads that have 6 bytes of shared memory for each."""
 
 
 def _at(array, step: int) -> bool:
@@ -90,7 +93,11 @@ def _transform_rows(op: str, x, rows: int, width: int, out, factor) -> None:
     """The transform of rows of at least 32 elements of 2 bytes each; x at a multiple of 16 bytes."""
     target = out if _at(out, 16) else current().empty(out.shape, out.dtype)
     name = f"transform_{'bf16' if kind(x) == KINDS['bfloat16'] else 'f16'}"
-    if width in _ROWS:
+    if width == _LONG and on_hopper():
+        blocks = min(rows, MULTIPROCESSORS)
+        args = [rows, blocks, x, target, int(factor.view(np.int32))]
+        start(op, _FAMILY, f"{name.replace('_', '_long_')}{EARLY}", blocks, (TEAM, 1), args, 6 * _LONG)
+    elif width in _ROWS:
         part, resident = _ROWS[width]
         team = width >> part
         together = max(1, _THREADS // team)

@@ -130,6 +130,13 @@ def _many(width: int) -> dict:
     return {"...": (1027,), "K": width, "x": np.resize(x, (1027, width))}
 
 
+def _leaning(width: int) -> np.ndarray:
+    """[1027, width]: groups of 32 of their rotation lie around 1 or -1, which two elements of a vector say."""
+    x = np.cos(np.arange(1027.0 * width) ** 2).reshape(1027, width) / 2
+    x[:, 0], x[:, 32] = 0.5 * width**0.5, -0.5 * width**0.5
+    return x.astype(ml_dtypes.bfloat16)
+
+
 def _quantised(K: int, N: int, size: int, quant_type: str, **more) -> dict:
     return {"K": K, "N": N, "G": 1 if size == -1 else K // size, "group_size": size, "quant_type": quant_type, **more}
 
@@ -292,6 +299,7 @@ EDGES: dict[str, list[dict]] = {
         *({**_many(R), "R": R, "method": method, **h}
           for R in (32, 64, 128) for method in ("quest", "abs_max") for h in ({}, {"h": _signs(R, 0.25)})),
         *({**_many(32), "R": 32, "h": _signs(32, flipped=at)} for at in ((0, 0), (31, 31))),
+        *({"...": (1027,), "K": R, "R": R, "x": _leaning(R)} for R in (64, 128)),
         {"...": (0,), "K": 64, "R": 32}, {"...": (2,), "K": 0, "R": 64}, {"...": (), "K": 128, "R": 64},
     ],
     "fused_quantize_nv": [

@@ -13,6 +13,7 @@
 // 3. transform.cuh: rows of 2-byte elements come by cp.async while others are summed up, and leave as 16-byte stores; up to
 //    512 elements in the lanes of a warp: 7.9, 37 and 48 us.
 // 4. Threads of the first two rounds wait for 32 or 64 alone, eights of 64 in a row lie in all banks: 7.8, 36 and 43 us.
+// 5. transform_long.cuh, on Hopper: rows of 32768 with one exchange, 40.6 us.
 // That of the rotation:
 // 1. rotate_by_any: a thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory
 //    four elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one
@@ -32,10 +33,16 @@
 //    some 430 instructions, at half of those that could be issued in that time, with 16 warps as with 20. No better: groups
 //    in doubt in a list, which all warps share at the end, 768 threads, warps that wait for each other at each tile (26 to
 //    32 us).
+// 6. Of vectors of 64 and 128 a lane has whole groups, whose scales need no other lane; of a sum in doubt its byte of codes is
+//    made anew by two columns' chains, a lane each, not its group; a thread looks the matrix up by one pattern. 28.2 to 23.5
+//    by 128, 33.2 to 26 (QuEST) and 31.7 to 27 (NVFP4); 28 to 26, 27.3 to 24.5 and 24 to 22.8 by 64. Without mending 21.8,
+//    23.1 and 24.1. No better: bytes in doubt in a list of each warp, 24.7; rows padded in place of turned, whose copies are
+//    beside 128 bytes' bounds: 4 us more by 32; tiles before the matrix is known: 0.3 us less.
 #include "early.cuh"
 #include "once.cuh"
 #include "rotated_near.cuh"
 #include "transform.cuh"
+#include "transform_long.cuh"
 
 #define DEPTH 4  // vectors a thread of mx_bf16_deep, device/mxfp4.py
 
@@ -274,6 +281,22 @@ TRANSFORMS_ROWS(12, 5)
 TRANSFORMS_ROWS(13, 6)
 TRANSFORMS_ROWS(14, 6)
 TRANSFORMS_ROWS(15, 6)
+
+#if VT_TILES
+#define LONG_TRANSFORM(KIND)                                                                                           \
+    VT_SHARED(memory);                                                                                                 \
+    LongTransform<KIND>::run(rows, blocks, x, out, vt_float((int)factor), memory);
+#else
+#define LONG_TRANSFORM(KIND)  // never launched (device/mxfp4.py)
+#endif
+// factor: the bits of a float32.
+#define TRANSFORM_LONG(NAME, KIND)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(256, 1) transform_long_##NAME##_early(                                \
+        i64 rows, i64 blocks, const unsigned char* x, unsigned char* out, i64 factor) {                                \
+        LONG_TRANSFORM(KIND)                                                                                           \
+    }
+TRANSFORM_LONG(bf16, BF16)
+TRANSFORM_LONG(f16, F16)
 
 #define TRANSFORM_LANES(NAME, KIND)                                                                                    \
     extern "C" __global__ void __launch_bounds__(128, 8) transform_##NAME##_lanes(                                     \

@@ -1,60 +1,10 @@
 // Many vectors times Sylvester's matrix as MXFP4 and NVFP4, by tensor cores, whose sums are near the mirror's: where all
-// sums as near have one scale and one code those are the mirror's, and elsewhere its own sums are made.
-//
-// A lane (g = lane / 4, t = lane % 4) has the columns 8 t ... 8 t + 7 of four rows of 32: a row's elements are operands as
-// they lie in memory, and the matrix's columns are taken in such an order that a lane's sums are of eight neighbours.
-//
-// How near: of an element of a vector, the mirror's chain rounds 16 - k % 16 sums that it is part of, and joins CHAINS - 1
-// more at most, 2^-24 of their sizes each; here it is part of one product, or of two where the second goes on with the
-// first's sums, and of one sum or two where vectors have several pieces. A tensor core cuts products and sum off some bits
-// below float32's last: TENSOR_STEP times 2^-24 of their sizes together. So the distance is at most 2^-24 c times the sum of
-// |x[k]| roundings(k), one more column of the product, or, of vectors of up to 32, a share of what is known of their sums
-// (near_codes.cuh).
+// sums as near have one scale and one code those are the mirror's, and elsewhere its own sums are made: of two columns for
+// a byte of codes, of all of a group for a scale.
 #pragma once
-#include "near_codes.cuh"
-
-#ifdef __CUDACC__
-VT_FN unsigned lanes_where(bool yes) { return __ballot_sync(FULL_WARP, yes); }
-VT_FN unsigned first_of(unsigned bits) { return (unsigned)__ffs((int)bits) - 1u; }
-#else
-static inline unsigned lanes_where(bool yes) {
-    unsigned lanes = (yes ? 1u : 0u) << (threadIdx.x & 31);
-    for (int m = 16; m >= 1; m >>= 1) lanes |= __shfl_xor_sync(FULL_WARP, lanes, m);
-    return lanes;
-}
-static inline unsigned first_of(unsigned bits) { return (unsigned)__builtin_ctz(bits); }
-#endif
-
-// Sizes of two bfloat16, by the multiplier, since the adder has much to do.
-VT_FN unsigned sizes_of(unsigned pair) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm("abs.bf16x2 %0, %0;" : "+r"(pair));
-    return pair;
-#else
-    return pair & 0x7fff7fffu;
-#endif
-}
-
-// v[i] without an address.
-template <class T, int N> VT_FN T picked(const T (&v)[N], int i) {
-    T one = v[0];
-#pragma unroll
-    for (int n = 1; n < N; ++n) one = n == i ? v[n] : one;
-    return one;
-}
-
-// 16 bytes of shared memory by one load.
-VT_FN uint4 at_once(const uint4* p) {
-#ifdef __CUDACC__
-    uint4 all;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(all.x), "=r"(all.y), "=r"(all.z), "=r"(all.w)
-                 : "r"((unsigned)__cvta_generic_to_shared(p)));
-    return all;
-#else
-    return *p;
-#endif
-}
+#include "rotated_groups.cuh"
+#include "rotated_mend.cuh"
+#include "rotated_tile.cuh"
 
 // A counter in shared memory, and one more in it.
 VT_FN unsigned one_more(unsigned* counter) {
@@ -87,6 +37,20 @@ VT_FN void store_word(unsigned char* out, unsigned word) {
     *(unsigned*)out = word;
 #endif
 }
+VT_FN void store_words(unsigned char* out, unsigned a, unsigned b) {
+#ifdef __CUDACC__
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(out), "r"(a), "r"(b) : "memory");
+#else
+    *(uint2*)out = {a, b};
+#endif
+}
+VT_FN void store_words(unsigned char* out, unsigned a, unsigned b, unsigned c, unsigned d) {
+#ifdef __CUDACC__
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(out), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+#else
+    *(uint4*)out = {a, b, c, d};
+#endif
+}
 VT_FN void store_byte(unsigned char* out, unsigned byte) {
 #ifdef __CUDACC__
     asm volatile("st.global.u8 [%0], %1;" ::"l"(out), "r"(byte) : "memory");
@@ -95,103 +59,21 @@ VT_FN void store_byte(unsigned char* out, unsigned byte) {
 #endif
 }
 
-// A warp's tile of 1024 elements is rows (q, g), q = 0 ... 3: of vectors of 64 and 128 the pieces follow each other in q.
-template <int R> struct NearSums {
-    static constexpr int PIECES = R < 32 ? 1 : R / 32, CHAINS = R / 16, TILE = 1024;
+template <int R> struct NearSums : RotatedTile<R> {
+    using Tile = RotatedTile<R>;
+    using Tile::first_of_group, Tile::HELD, Tile::NEXT, Tile::PIECES, Tile::RUN, Tile::TILE;
+    using Tile::placed, Tile::roundings, Tile::row_of, Tile::sum_at, Tile::sum_of_chains;
     static constexpr int WORDS = R * R / 8, EARLY = WORDS <= 128 ? 1 : 4;
-    // From a row to the other one of a product, and to the next two.
-    static constexpr int NEXT = R == 64 ? 2 : 1, STEP = R == 64 ? 1 : 2;
-
-    static VT_MEMBER int row_of(int q, int g) {
-        return R <= 32 ? (8 * q + g) * 32 : q / PIECES * (8 * R) + g * R + q % PIECES * 32;
-    }
-    // Where 16-byte piece n of a tile lies, so that a piece of each of eight rows is in other banks.
-    static VT_MEMBER int placed(int n) { return n ^ (n >> (R == 128 ? 4 : 3) & (R <= 32 ? 3 : 7)); }
-    static VT_MEMBER float roundings(int k) {
-        const int chain = k % 16 ? 16 - k % 16 : 15, sums = PIECES > 2 ? 2 : PIECES - 1;
-        return (float)(chain + CHAINS - 1 + sums) + TENSOR_STEP * (k % 32 < 16 ? 2.0f : 1.0f);
-    }
-    // The mirror's sum of a vector's products with column `column`, of which lane % 16 are the last bits: a lane has one
-    // column of every other chain's 16, or of all chains where there is one.
-    static VT_MEMBER float sum_at(const uint4* tile, int vector, int column, float c) {
-        constexpr int OWN = CHAINS > 1 ? CHAINS / 2 : 1;
-        const unsigned signs = (column & 1 ? 0xaaaau : 0u) ^ (column & 2 ? 0xccccu : 0u) ^ (column & 4 ? 0xf0f0u : 0u) ^
-                               (column & 8 ? 0xff00u : 0u);  // of rows k % 16
-        const int upper = CHAINS > 1 ? (int)threadIdx.x >> 4 & 1 : 0;
-        float sums[OWN] = {}, total = 0.0f;
-#pragma unroll 1
-        for (int i = 0; i < 2; ++i) {
-            uint4 raw[OWN];
-#pragma unroll
-            for (int b = 0; b < OWN; ++b) raw[b] = tile[placed(vector + 2 * (2 * b + upper) + i)];
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float by = vt_float(vt_bits(c) ^ (int)(signs << (31 - 8 * i - j) & 0x80000000u));
-#pragma unroll
-                for (int b = 0; b < OWN; ++b) {
-                    const unsigned w = j < 2 ? raw[b].x : j < 4 ? raw[b].y : j < 6 ? raw[b].z : raw[b].w;
-                    sums[b] = vt_fma(vt_float((int)(j & 1 ? w & 0xffff0000u : w << 16)), by, sums[b]);
-                }
-            }
-        }
-        if constexpr (CHAINS == 1) {
-            return sums[0];
-        } else {
-#pragma unroll
-            for (int b = 0; b < CHAINS; b += 2) {
-                const float other = __shfl_xor_sync(FULL_WARP, sums[b / 2], 16);
-                const float even = upper ? other : sums[b / 2], odd = upper ? sums[b / 2] : other;
-                total += parity_of((unsigned)(b & column >> 4)) ? -even : even;
-                total += parity_of((unsigned)((b + 1) & column >> 4)) ? -odd : odd;
-            }
-            return total;
-        }
-    }
-    // Sums y[q][2 j + e] of column 8 t + 2 j + e of row q; weighted sizes, where SIZES are asked for. a[2 n + i]: elements
-    // 16 i ... 16 i + 15 of two rows, b[j]: columns 2 j and 2 j + 1 of each lane's eight.
-    template <bool SIZES>
-    static VT_MEMBER void sums_of(float (&y)[4][8], float (&bound)[4], const unsigned (&a)[4][4], const unsigned (&b)[4][4],
-                                  const unsigned (&weight)[2][2]) {
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            const int q = n * STEP, r = q + NEXT;
-            bound[q] = bound[r] = 0.0f;
-            if (SIZES) {
-                float sums[4] = {};
-                unsigned sizes[2][4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sizes[0][i] = sizes_of(a[2 * n][i]), sizes[1][i] = sizes_of(a[2 * n + 1][i]);
-                multiply<BF16>(sums, sizes[0], weight[0][0], weight[0][1]);
-                multiply<BF16>(sums, sizes[1], weight[1][0], weight[1][1]);
-                bound[q] = sums[0], bound[r] = sums[2];
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float c[4] = {};
-                multiply<BF16>(c, a[2 * n], b[j][0], b[j][1]);
-                multiply<BF16>(c, a[2 * n + 1], b[j][2], b[j][3]);
-                y[q][2 * j] = c[0], y[q][2 * j + 1] = c[1], y[r][2 * j] = c[2], y[r][2 * j + 1] = c[3];
-            }
-        }
-#pragma unroll
-        for (int step = 1; step < PIECES; step *= 2)
-#pragma unroll
-            for (int q = 0; q < 4; ++q)
-                if (!(q & step))
-#pragma unroll
-                    for (int j = 0; j < 8; ++j) {
-                        const float low = y[q][j], high = y[q + step][j];
-                        y[q][j] = low + high, y[q + step][j] = low - high;
-                    }
-    }
 
     // Whether h is Sylvester's, and so all is done. `words`: 32 of shared memory, for the warps' votes and the next tile;
     // tiles go to the warps that are ready, since those with sums in doubt take longer.
     template <class TO>
     static VT_MEMBER bool run(i64 count, const unsigned short* x, const uint4* h, i64 blocks, TO& to, unsigned* words,
                               unsigned char* memory) {
-        constexpr int GROUP = TO::GROUP, LANES = GROUP / 8, OWN = 4 / LANES;
-        constexpr bool SIZES = R > 32, MEAN = R == 32 && !TO::BOUNDED;
+        constexpr int GROUP = TO::GROUP, LANES = GROUP / 8;  // of a group, where vectors have up to 32
+        constexpr bool BESIDE = R == 64 && GROUP == 32;      // the lane beside has the group's other half
+        constexpr int OWN = R <= 32 ? 4 / LANES : R == 128 && GROUP == 32 ? 1 : 2;
+        constexpr bool SIZES = R > 32, MEAN = R >= 32 && !TO::BOUNDED;
         const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, warps = (int)blockDim.x >> 5;
         const int g = lane >> 2, t = lane & 3;
         const int whole = (int)(count / TILE), rest = (int)(count % TILE), tiles = whole + (rest != 0);
@@ -206,42 +88,42 @@ template <int R> struct NearSums {
         if (threadIdx.x == 0) words[31] = (unsigned)warps;
         auto tile_of = [&](int i) { return i * (int)blocks + (int)blockIdx.x; };
         // Where a lane's pieces come from and go to, and its rows of matrices: rows 0-7 and 8-15 of two q, pieces 2 i, 2 i + 1.
-        const unsigned short* own = x + 8 * lane;
-        kept(own);
+        const unsigned char* own = (const unsigned char*)(x + 8 * lane);
+        if (R > 16) kept(own);  // of 16 registers are short
         constexpr int PLACES = R <= 32 ? 1 : R == 64 ? 2 : 4;
-        unsigned place[PLACES], rows[R <= 32 ? 2 : 4];
+        const unsigned base = (unsigned)(warp * (STAGES * HELD));
+        unsigned place[PLACES];
 #pragma unroll
         for (int i = 0; i < PLACES; ++i) {
-            place[i] = (unsigned)(warp * (STAGES * 128) + placed(lane + 32 * i) - 32 * i) * 16u;
-            if (!(SIZES && OWN == 2)) kept(place[i]);
+            place[i] = base + (unsigned)(placed(lane + 32 * i) - 32 * i) * 16u;
+            if (R > 16) kept(place[i]);
         }
-        const int piece = placed((row_of((lane >> 3 & 1) * NEXT, lane & 7) >> 3) + (lane >> 4));
-#pragma unroll
-        for (int i = 0; i < (R <= 32 ? 2 : 4); ++i) {
-            rows[i] = (unsigned)(warp * (STAGES * 2048) + (piece * 16 ^ (i & 1) * 32 ^ (i >> 1) * R));
-            kept(rows[i]);
-        }
-        unsigned first = (unsigned)(warp * (STAGES * 2048) + placed(row_of(t, g) >> 3) * 16);  // of row t
+        unsigned rows = base + (unsigned)placed((row_of((lane >> 3 & 1) * NEXT, lane & 7) + (lane >> 4) * RUN) >> 3) * 16u;
+        kept(rows);
+        unsigned first = base + (unsigned)placed(row_of(R == 32 ? t : 0, g) >> 3) * 16u;  // of row t
         if (MEAN) kept(first);
         auto send = [&](int n, int stage) {
-            const unsigned short* from = own + (unsigned long long)n * TILE;
-            unsigned char* at = memory + stage * 2048;
+            const unsigned char* from = own + (unsigned long long)n * (2 * TILE);
+            unsigned char* at = memory + stage * HELD;
             if (n < whole) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) copy_async(at + place[i % PLACES] + 512 * i, from + 256 * i);
+                for (int i = 0; i < 4; ++i) copy_async(at + place[i % PLACES] + 512 * i, from + 512 * i);
             } else if (n < tiles) {
 #pragma unroll 1
                 for (int i = 0; 8 * lane + 256 * i < rest; ++i)
-                    copy_async(at + warp * (STAGES * 2048) + placed(lane + 32 * i) * 16, from + 256 * i);
+                    copy_async(at + base + placed(lane + 32 * i) * 16, from + 512 * i);
             }
             copies_close();
         };
         int n = tile_of(warp), stage = 0, claimed = 0;
         send(n, 0);
+        // Threads have pieces of rows that are a multiple of 8 apart, and of one column.
+        const uint4 want = sylvester_word((threadIdx.x * 8 / R) & 7u, 0u, unit);
         unsigned other = 0;
         auto look = [&](int at, const uint4& found) {
-            const uint4 want = sylvester_word((unsigned)(at * 8 / R), (unsigned)(at * 8 % R), unit);
-            other |= (found.x ^ want.x) | (found.y ^ want.y) | (found.z ^ want.z) | (found.w ^ want.w);
+            const unsigned signs = parity_of((unsigned)(at / R & at % (R / 8))) ? 0x80008000u : 0u;
+            other |= (found.x ^ want.x ^ signs) | (found.y ^ want.y ^ signs);
+            other |= (found.z ^ want.z ^ signs) | (found.w ^ want.w ^ signs);
         };
 #pragma unroll
         for (int i = 0; i < EARLY; ++i) {
@@ -277,48 +159,54 @@ template <int R> struct NearSums {
         if (SIZES)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                weight[i >> 1][i & 1] = narrow_bf16(roundings(8 * i + 2 * t), roundings(8 * i + 2 * t + 1));
+                const int k = 8 * (i >> 1) + R / 2 * (i & 1) + 2 * t;
+                weight[i >> 1][i & 1] = narrow_bf16(roundings(k), roundings(k + 1));
                 kept(weight[i >> 1][i & 1]);
             }
-        // Row t's scale is this lane's, or those of rows t % 2 and t % 2 + 2 in its half of 32.
-        const int of_half = t / LANES * GROUP;
-        unsigned char* codes_at = to.out + (row_of(0, g) + 8 * t) / 2;
-        unsigned char* scales_at = to.scales + (row_of(t % LANES, g) + of_half) / GROUP;
+        // Row t's scale is this lane's, or those of rows t % 2 and t % 2 + 2 in its half of 32; or of its own groups.
+        const int own_row = R <= 32 ? t % LANES : BESIDE ? t % 2 * 2 : 0, own_part = R <= 32 ? t / LANES * GROUP : RUN * t;
+        unsigned char* codes_at = to.out + RUN / 2 * lane;  // rows 0, one lane's after another's
+        unsigned char* scales_at = R == 128 || (R == 64 && !BESIDE) ? to.scales + RUN / GROUP * lane
+                                                                    : to.scales + (row_of(own_row, g) + own_part) / GROUP;
         kept(codes_at), kept(scales_at);
         if (lane == 0) claimed = (int)one_more(words + 31);
 #pragma unroll 1
         while (n < tiles) {
             copies_wait<0>();
             warp_meets();
-            const unsigned char* tile = memory + stage * 2048;
+            const unsigned char* tile = memory + stage * HELD;
             unsigned a[4][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                fetch_matrices(a[i], tile + (R <= 32 ? rows[i & 1] + (i >> 1) * 1024 : rows[i]));
-            const float mean = MEAN ? widen_bf16(*(const unsigned short*)(tile + first)) * c : 0.0f;
+                fetch_matrices(a[i], tile + (R <= 32 ? (rows ^ (i & 1) * 32u) + (i >> 1) * 1024
+                                                     : rows ^ ((i & 1) * (RUN * 4u) + (i >> 1) * 16u)));
+            float means[2] = {};
+            if (MEAN) {
+                const unsigned upper = (unsigned)(R == 64 ? t >> 1 : t);
+#pragma unroll
+                for (int i = 0; i < (R == 64 ? 2 : 1); ++i) means[i] = c * first_of_group(tile, first + i * 1024u, upper);
+            }
             const int now = n;
             n = tile_of(__shfl_sync(FULL_WARP, claimed, 0)), stage ^= 1;
             if (lane == 0) claimed = (int)one_more(words + 31);
             send(n, stage);
-            float y[4][8], bound[4], bounds[OWN];
-            sums_of<SIZES>(y, bound, a, b, weight);
-            if (PIECES > 1) {
-#pragma unroll
-                for (int q = 0; q < 4; q += 2) bound[q] = bound[q + 1] = bound[q] + bound[q + 1];
-            }
-            if (PIECES > 2) bound[0] = bound[1] = bound[2] = bound[3] = bound[0] + bound[2];
-#pragma unroll
-            for (int i = 0; i < OWN; ++i) {
-                bounds[i] = (t & 1 ? bound[LANES * i + 1] : bound[LANES * i]) * least;
-                if (LANES == 4 && t & 2) bounds[i] = (t & 1 ? bound[3] : bound[2]) * least;
-            }
+            float y[4][8], bound[4];
+            Tile::template sums_of<SIZES>(y, bound, a, b, weight);
             Near near[OWN];
-            near_of<R>(near, y, bounds, mean, to);
+            if constexpr (R > 32) {
+                bound[0] += bound[1], bound[2] += bound[3];
+                if (R == 128) bound[0] = bound[2] = bound[0] + bound[2];
+                near[0] = near_of_rows<R, 0, 4 / OWN>(y, bound[0] * least, means[0], to);
+                if constexpr (OWN > 1) near[1] = near_of_rows<R, 2, 2>(y, bound[2] * least, means[1], to);
+            } else {
+                near_of<R>(near, y, means[0], to);
+            }
             unsigned word[4], unsure[4], trouble = 0;
             auto of_row = [&](int q, float& factor, float& within) {
+                const Near& own = near[OWN == 1 ? 0 : R > 32 ? q / 2 : q / LANES];
                 const int from = (lane & -LANES) + q % LANES;
-                factor = __shfl_sync(FULL_WARP, near[q / LANES].factor, from);
-                within = __shfl_sync(FULL_WARP, near[q / LANES].near, from);
+                factor = R > 32 ? own.factor : __shfl_sync(FULL_WARP, own.factor, from);
+                within = R > 32 ? own.near : __shfl_sync(FULL_WARP, own.near, from);
             };
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
@@ -327,13 +215,27 @@ template <int R> struct NearSums {
                 word[q] = codes_near<TO::BOUNDED>(y[q], factor, within, unsure[q]);
                 trouble |= unsure[q];
             }
-            trouble &= TO::BOUNDED ? UNSURE : CROSSED;
+            trouble &= UNSURE;
 #pragma unroll
             for (int i = 0; i < OWN; ++i) trouble |= near[i].sure ? 0u : 1u;
             unsigned char* codes = codes_at + (unsigned long long)now * (TILE / 2);
             unsigned char* scales = scales_at + (unsigned long long)now * (TILE / GROUP);
             const int left = now < whole ? TILE : rest;
-            if (left == TILE) {
+            if constexpr (R > 32) {
+                auto there = [&](int q) { return row_of(q, g) + RUN * t < left; };
+                if (R == 128) {
+                    if (there(0)) store_words(codes, word[0], word[1], word[2], word[3]);
+                } else {
+                    if (there(0)) store_words(codes, word[0], word[1]);
+                    if (there(2)) store_words(codes + row_of(2, 0) / 2, word[2], word[3]);
+                }
+                if (BESIDE) {
+                    if (there(own_row)) store_byte(scales, t & 1 ? near[OWN - 1].code : near[0].code);
+                } else {
+                    if (there(0)) store_byte(scales, near[0].code);
+                    if (OWN > 1 && there(2)) store_byte(scales + row_of(2, 0) / GROUP, near[OWN - 1].code);
+                }
+            } else if (left == TILE) {
 #pragma unroll
                 for (int q = 0; q < 4; ++q) store_word(codes + row_of(q, 0) / 2, word[q]);
 #pragma unroll
@@ -344,43 +246,64 @@ template <int R> struct NearSums {
                     if (row_of(q, g) + 8 * t < left) store_word(codes + row_of(q, 0) / 2, word[q]);
 #pragma unroll
                 for (int i = 0; i < OWN; ++i)
-                    if (row_of(LANES * i + t % LANES, g) + of_half < left)
+                    if (row_of(LANES * i + own_row, g) + own_part < left)
                         store_byte(scales + row_of(LANES * i, 0) / GROUP, near[i].code);
             }
             if (!__any_sync(FULL_WARP, trouble != 0)) continue;
-            if (!TO::BOUNDED)
+            // In doubt: a byte of two codes of a lane, and rows of groups whose scale is, or of which a lane has other bytes.
+            unsigned some = 0, others = 0, doubts = 0;
+            int row = 0;
 #pragma unroll
-                for (int q = 0; q < 4; ++q)
-                    if (__any_sync(FULL_WARP, (unsure[q] & CROSSED) != 0)) {
-                        float factor, within;
-                        of_row(q, factor, within);
-                        unsure[q] = which_unsure(y[q], factor, within);
-                    } else {
-                        unsure[q] = 0;
-                    }
-            // Of a group's lanes, which of four rows are in doubt, a bit each.
-            unsigned doubts = 0;
+            for (int q = 3; q >= 0; --q) {
+                const unsigned bytes = unsure[q] & UNSURE;
+                others |= bytes ? some : 0u;
+                row = bytes ? q : row, some = bytes ? bytes : some;
+            }
+            const int bit = some ? (int)first_of(some) & 24 : 0;
+            if (others | (some & ~(0xffu << bit)))
 #pragma unroll
-            for (int q = 0; q < 4; ++q) doubts |= unsure[q] & UNSURE ? 1u << q : 0u;
+                for (int q = 0; q < 4; ++q) doubts |= unsure[q] & UNSURE ? 1u << q : 0u;
 #pragma unroll
             for (int i = 0; i < OWN; ++i) {  // a negative code of a scale is none
-                doubts |= near[i].sure ? 0u : 1u << LANES * i << t % LANES;
+                doubts |= near[i].sure ? 0u : R <= 32 ? 1u << LANES * i << t % LANES : 1u << 2 * i;
                 near[i].code |= near[i].sure ? 0u : 0x80000000u;
             }
+            if (R <= 32) {
 #pragma unroll
-            for (int m = 1; m < LANES; m *= 2) doubts |= __shfl_xor_sync(FULL_WARP, doubts, m);
+                for (int m = 1; m < LANES; m *= 2) doubts |= __shfl_xor_sync(FULL_WARP, doubts, m);
+            } else {  // all rows of a group
+                if (OWN == 1) doubts |= doubts >> 2;
+                doubts = (doubts | doubts >> 1) & (OWN == 1 ? 1u : 5u);
+                if (BESIDE) doubts |= __shfl_xor_sync(FULL_WARP, doubts, 1);
+            }
+            if (doubts >> (R <= 32 ? row : OWN == 1 ? 0 : row & 2) & 1u) some = 0;
+            float own_factor = 0.0f;
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) {
+                const float one = R <= 32 ? __shfl_sync(FULL_WARP, near[i].factor, (lane & -LANES) + row % LANES) : near[i].factor;
+                own_factor = OWN == 1 || row >> 1 == i ? one : own_factor;
+            }
+            const int own_at = row_of(row, g) + RUN * t + bit / 4;
+            const uint4* raw = (const uint4*)(tile + base);
             warp_meets();  // what follows is written after what was written above
-            unsigned groups = lanes_where(doubts != 0) & (LANES == 4 ? 0x11111111u : 0x55555555u);
 #pragma unroll 1
-            for (; groups; groups &= groups - 1) {
-                const int lead = (int)first_of(groups);
+            for (unsigned lanes = lanes_where(some != 0 && own_at < left); lanes; lanes &= lanes - 1u) {
+                const int lead = (int)first_of(lanes), at = __shfl_sync(FULL_WARP, own_at, lead);
+                const float factor = __shfl_sync(FULL_WARP, own_factor, lead) * 0x1p14f;
+                const unsigned code = e2m1_of_one(a_number(sum_of_chains(raw, at / R * (R / 8), at % R + (lane & 1), c) * factor));
+                const unsigned both = code | __shfl_xor_sync(FULL_WARP, code, 1) << 4;
+                if (lane == 0) store_byte(to.out + ((i64)now * TILE + at) / 2, both);
+            }
+            constexpr unsigned LEADS = R > 32 ? (BESIDE ? 0x55555555u : FULL_WARP) : LANES == 4 ? 0x11111111u : 0x55555555u;
+#pragma unroll 1
+            for (unsigned groups = lanes_where(doubts != 0) & LEADS; groups; groups &= groups - 1) {
+                const int lead = (int)first_of(groups), part = R > 32 ? RUN * (lead & 3) : (lead & 3) / LANES * GROUP;
 #pragma unroll 1
                 for (unsigned rows_of = __shfl_sync(FULL_WARP, doubts, lead); rows_of; rows_of &= rows_of - 1) {
-                    const int q = (int)first_of(rows_of), at = row_of(q, lead >> 2) + (lead & 3) / LANES * GROUP;
+                    const int q = (int)first_of(rows_of), at = row_of(q, lead >> 2) + part;
                     const unsigned own_code = OWN > 1 && q > 1 ? near[OWN - 1].code : near[0].code;
-                    const int code = (int)__shfl_sync(FULL_WARP, own_code, (lead & -LANES) + q % LANES);
+                    const int code = (int)__shfl_sync(FULL_WARP, own_code, R > 32 ? lead : (lead & -LANES) + q % LANES);
                     if (at >= left) continue;
-                    const uint4* raw = (const uint4*)(tile + warp * (STAGES * 2048));
                     const float sum = sum_at(raw, at / R * (R / 8), at % R + lane % GROUP, c);
                     put_by_lanes((i64)now * TILE + at, sum, code, to);
                 }

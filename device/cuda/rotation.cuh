@@ -8,22 +8,17 @@
 #pragma once
 #include "mma.cuh"
 
-VT_FN unsigned parity_of(unsigned bits) {
-    bits ^= bits >> 16;
-    bits ^= bits >> 8;
-    bits ^= bits >> 4;
-    return 0x6996u >> (bits & 15u) & 1u;
-}
+#ifdef __CUDACC__
+VT_FN unsigned parity_of(unsigned bits) { return (unsigned)__popc((int)bits) & 1u; }
+#else
+static inline unsigned parity_of(unsigned bits) { return (unsigned)__builtin_parity(bits); }
+#endif
 
 // Eight neighbours of Sylvester's matrix from row `row`, column `column` on; unit: the bits of its first element.
 VT_FN uint4 sylvester_word(unsigned row, unsigned column, unsigned unit) {
-    unsigned w[4], sign = parity_of(row & column);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        unsigned low = sign ^ (i & 1 ? row >> 1 & 1u : 0u) ^ (i & 2 ? row >> 2 & 1u : 0u);
-        w[i] = (unit ^ low << 15) | (unit ^ (low ^ (row & 1u)) << 15) << 16;
-    }
-    return {w[0], w[1], w[2], w[3]};
+    const unsigned both = 0x80008000u, second = row & 2u ? both : 0u, third = row & 4u ? both : 0u;
+    const unsigned first = (unit | unit << 16) ^ (parity_of(row & column) ? both : 0u) ^ row << 31;
+    return {first, first ^ second, first ^ third, first ^ second ^ third};
 }
 
 // Whether h [R, R] is +-c in Sylvester's signs, to all 128 threads of a block; `votes`: a word of shared memory a warp.

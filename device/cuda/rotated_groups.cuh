@@ -1,0 +1,97 @@
+// Scales of groups whose sums, as near the mirror's, are a warp's: of each lane's rows (rotated_tile.cuh).
+#pragma once
+#include "near_codes.cuh"
+
+// Of vectors of up to 32: what LANES lanes have of four rows, put together: row n LANES + t in lane t of them.
+template <int LANES, class F> VT_FN void folded(float (&all)[4 / LANES], const float (&v)[4], F&& with) {
+    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    float two[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        const float away = __shfl_xor_sync(FULL_WARP, odd ? v[2 * n] : v[2 * n + 1], 1);
+        two[n] = with(odd ? v[2 * n + 1] : v[2 * n], away);
+    }
+    if constexpr (LANES == 2) all[0] = two[0], all[1] = two[1];
+    else all[0] = with(upper ? two[1] : two[0], __shfl_xor_sync(FULL_WARP, upper ? two[0] : two[1], 2));
+}
+
+// The largest size of N rows from FIRST on, or NaN.
+template <int FIRST, int N> VT_FN float top_of_rows(const float (&y)[4][8]) {
+    constexpr int WAYS = N > 1 ? 4 : 2;
+    float top[WAYS];
+#pragma unroll
+    for (int j = 0; j < 8 * N; ++j) {
+        const float one = vt_abs(y[FIRST + j / 8][j % 8]);
+        top[j % WAYS] = j < WAYS ? one : larger_or_nan(top[j % WAYS], one);
+    }
+    return WAYS == 2 ? larger_or_nan(top[0], top[1])
+                     : larger_or_nan(larger_or_nan(top[0], top[1]), larger_or_nan(top[2], top[WAYS - 1]));
+}
+VT_FN void tops_of(float (&tops)[4], const float (&y)[4][8]) {
+    tops[0] = top_of_rows<0, 1>(y), tops[1] = top_of_rows<1, 1>(y);
+    tops[2] = top_of_rows<2, 1>(y), tops[3] = top_of_rows<3, 1>(y);
+}
+
+// Four lanes have a row each. The bound's last part is for what rounds on the way to a code, twice.
+template <int R, bool Q> VT_FN void near_of(Near (&near)[1], const float (&y)[4][8], float, const ToMx<ABS_MAX, Q>&) {
+    float top[1], tops[4];
+    tops_of(tops, y);
+    folded<4>(top, tops, larger_or_nan);
+    near[0] = near_of_top(top[0], top[0] * ((5.0f + 1.4143f * CHAIN_ROUNDS + 2.0f * TENSOR_STEP) * 0x1p-24f));
+}
+
+// The sums' mean is a vector's first element times c.
+template <int R, bool Q> VT_FN void near_of(Near (&near)[1], const float (&y)[4][8], float mean, const ToMx<QUEST, Q>&) {
+    float squares[4], all[1];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+        squares[q] = y[q][0] * y[q][0];
+#pragma unroll
+        for (int j = 1; j < 8; ++j) squares[q] = vt_fma(y[q][j], y[q][j], squares[q]);
+    }
+    folded<4>(all, squares, [](float a, float b) { return a + b; });
+    const float square = all[0] * 0.03125f, root = fast_root(square);
+    // Chains, their sum, two products by tensor cores, of which the second has the first's sum, up to 4 c sqrt(sum x^2) of its
+    // elements, among what it adds.
+    const float share = (1.4143f * CHAIN_ROUNDS + 5.7f + TENSOR_STEP * 5.9f) * 1.01f * 0x1p-24f;
+    near[0] = near_of_squares(square, root, mean, root * share, (square == 0.0f) & (mean == 0.0f));
+}
+
+// Two lanes have two rows each.
+template <int R> VT_FN void near_of(Near (&near)[2], const float (&y)[4][8], float, const ToNv& to) {
+    float top[2], tops[4];
+    tops_of(tops, y);
+    folded<2>(top, tops, larger_or_nan);
+    const float more = R < 32 ? 4.0f + CHAIN_ROUNDS + TENSOR_STEP : 5.0f + 1.4143f * CHAIN_ROUNDS + 2.0f * TENSOR_STEP;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+        const float all = R == 32 ? larger_or_nan(top[n], __shfl_xor_sync(FULL_WARP, top[n], 2)) : top[n];
+        near[n] = near_of_sixteen(top[n], all * (more * 0x1p-24f), to);
+    }
+}
+
+// Of vectors of 64 and 128: N rows from FIRST on are a group, or, of 64 in groups of 32, half of one, of which the lane beside
+// has the other half. What rounds on the way to a code is 4 more.
+template <int R, int FIRST, int N, bool Q>
+VT_FN Near near_of_rows(const float (&y)[4][8], float bound, float, const ToMx<ABS_MAX, Q>&) {
+    float top = top_of_rows<FIRST, N>(y);
+    if (R == 64) top = larger_or_nan(top, __shfl_xor_sync(FULL_WARP, top, 1));
+    return near_of_top(top, vt_fma(top, 4.0f * 0x1p-24f, bound));
+}
+template <int R, int FIRST, int N, bool Q>
+VT_FN Near near_of_rows(const float (&y)[4][8], float bound, float mean, const ToMx<QUEST, Q>&) {
+    float squares[2];
+#pragma unroll
+    for (int j = 0; j < 8 * N; ++j) {
+        const float one = y[FIRST + j / 8][j % 8];
+        squares[j & 1] = j < 2 ? one * one : vt_fma(one, one, squares[j & 1]);
+    }
+    float all = squares[0] + squares[1];
+    if (R == 64) all += __shfl_xor_sync(FULL_WARP, all, 1);
+    const float square = all * 0.03125f, root = fast_root(square);
+    return near_of_squares(square, root, mean, bound, (square == 0.0f) & (bound == 0.0f));
+}
+template <int R, int FIRST, int N> VT_FN Near near_of_rows(const float (&y)[4][8], float bound, float, const ToNv& to) {
+    const float top = top_of_rows<FIRST, N>(y);
+    return near_of_sixteen(top, vt_fma(top, 4.0f * 0x1p-24f, bound), to);
+}
