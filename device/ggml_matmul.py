@@ -10,7 +10,6 @@ from vtlab.ops.blocks import quant_traits
 from .codes import spread
 from .early import EARLY
 from .ggml import reachable
-from .ggml_records import LANES
 from .ggml_rows import several_rows
 from .launch import MULTIPROCESSORS, PROVIDER, as_rows, check_places, kind, results, start
 from .runtime import current
@@ -47,23 +46,24 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     return target
 
 
-_CREW, _BESIDES, _ALL = 16, 8, 32
-"""Warps of a block that has one row of a, those that send and add besides where blocks are of 256, all for i-quants."""
+_CREW, _ALL, _BESIDES = 16, 32, {"Q3_K": 3}
+"""Warps of a block that has one row of a, all for i-quants, those that send and add besides where blocks are of 256,
+others 5."""
 _TILE = 8
 """Rows whose terms a warp keeps at once, with blocks of 32."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
 """Types of 32: bytes of a block, blocks of a warp's ring, copies of the row's codes."""
-_SUMS = {"Q4_K": 8, "Q5_K": 8, "Q6_K": 0, "Q3_K": 0, "Q2_K": 16, "IQ2_XXS": 0, "IQ3_XXS": 0}
-"""Types of 256: sums that stand beside a block of the row's codes."""
 _ITEMS, _MOST_SLOTS, _TEAMS = {"Q6_K": 8}, 12, {"Q2_K": 4, "Q6_K": 2}
 """Blocks of sixteen rows in a slot of a ring, others `_MOST_ITEMS`; slots at most; teams of warps that have one each,
 others 1."""
 _MOST_ITEMS = 16
-_KEPT = {"Q3_K": 4096}
+_KEPT = {"Q3_K": 512}
 """Bytes of sums of tiles whose turn it is not."""
 _SIGNS = ("IQ2_XXS", "IQ3_XXS")
-_TABLES = 1024 + 256 * 256 + 42 * 8
-"""Bytes of the i-quants' tables, of which each lane has its own, of what may lie before them, and of barriers."""
+_TABLES, _SHORT = 1024 + 256 * 256, 64 * 256
+"""Bytes of the i-quants' tables, each lane's own, and of what may lie before them; what short ones save."""
+_FULL_WARPS, _MOST_HELD = 384, 12 * 16384
+"""Blocks of 256 of a multiprocessor's share from which on all its warps have enough of them, and its bytes at most."""
 
 
 def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
@@ -81,10 +81,12 @@ def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
         slots, shared = _ring(depth, quant_type, room)
     if shared > room or (slots < 2 and not in_pairs):
         return False
-    each = columns // (grid * _CREW if in_pairs else grid)
+    each, form = columns // (grid * _CREW if in_pairs else grid), "row"
+    if quant_type in _SIGNS and (held := _held(depth, quant_type, room, stride, -(-columns // grid))):
+        form, shared = "held", held
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, each, slots]
-    warps = _CREW + 1 if in_pairs else _ALL if quant_type in _SIGNS else _CREW + _BESIDES
-    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row{EARLY}", grid, (32 * warps, 1), args, shared)
+    warps = _CREW + 1 if in_pairs else _ALL if quant_type in _SIGNS else _CREW + _BESIDES.get(quant_type, 5)
+    start(op, _FAMILY, f"ggml_{quant_type.lower()}_{form}{EARLY}", grid, (32 * warps, 1), args, shared)
     return True
 
 
@@ -95,11 +97,9 @@ def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
 
 def _ring(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     """Slots of the ring and bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
-    nbytes, lanes = quant_traits(quant_type).nbytes, quant_type in LANES
     items = _ITEMS.get(quant_type, _MOST_ITEMS)
-    slot, block = _slot(nbytes, items), 260 + 2 * _SUMS[quant_type]
-    if not lanes:
-        slot, block = slot + 64 * items, block + 16
+    slot = _slot(quant_traits(quant_type).nbytes, items) + (64 * items if quant_type == "Q3_K" else 0)
+    block = 292 + (16 if quant_type == "Q2_K" else 0)
     rest = 24 * _MOST_SLOTS + depth // 256 * block + _KEPT.get(quant_type, 0)
     most = 4 if quant_type == "Q6_K" and depth >= 8192 else _MOST_SLOTS  # 8192 x 8192: 17.8 us, not 18.9 with six
     slots = min(most, (room - rest) // slot)
@@ -112,9 +112,20 @@ def _signs(depth: int, quant_type: str, room: int, stride: int) -> tuple[int, in
     nbytes, blocks = quant_traits(quant_type).nbytes, depth // 256
     whole = blocks <= _MOST_ITEMS and stride == blocks * nbytes
     slot = (16 * stride + 16 if whole else _slot(nbytes, _MOST_ITEMS)) + 64 * _MOST_ITEMS
-    rest = _TABLES + blocks * 276
+    rest = _TABLES + 42 * 8 + blocks * 276
     slots = min(_MOST_SLOTS, (room - rest) // slot)
     return slots, slots * slot + rest
+
+
+def _held(depth: int, quant_type: str, room: int, stride: int, rows: int) -> int:
+    """Bytes of shared memory of in_held (cuda/ggml_held.cuh) for `rows` of a block at most, 0 where it has none."""
+    blocks, span = depth // 256, 15 + rows * stride
+    if stride != blocks * quant_traits(quant_type).nbytes or rows * blocks < _FULL_WARPS or span > _MOST_HELD:
+        return 0
+    terms = 512 if blocks in (4, 8, 16) else 4 * rows * (blocks | 1)
+    tables = _TABLES - (_SHORT if quant_type == "IQ3_XXS" else 0)
+    shared = tables + 12 * 8 + 272 * blocks + (4 * blocks + 15) // 16 * 16 + (span + 15) // 16 * 16 + terms
+    return shared if shared <= room else 0
 
 
 def _slot(nbytes: int, items: int) -> int:

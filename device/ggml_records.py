@@ -9,8 +9,6 @@ from .runtime import current
 from .scratch import scratch
 
 FAMILY = "ggml_matmul"
-LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
-"""Types whose sums run in eight lanes."""
 _BLOCK = 256
 
 

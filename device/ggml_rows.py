@@ -8,7 +8,7 @@ from vtlab.ops.blocks import quant_traits
 
 from .early import EARLY
 from .ggml_groups import by_groups
-from .ggml_records import FAMILY, LANES, records
+from .ggml_records import FAMILY, records
 from .launch import MULTIPROCESSORS, kind, start
 from .runtime import current
 
@@ -38,16 +38,14 @@ class _Form(NamedTuple):
 
 
 def _form(quant_type: str, at_once: int) -> _Form:
-    traits, lanes, few = quant_traits(quant_type), quant_type in LANES, at_once == _FEW
+    traits, few = quant_traits(quant_type), at_once == _FEW
     large = traits.elements == 256
-    record = (4096 if lanes else 2048) + 256 * (quant_type in _MINIMUMS) + (32 if large else 256)
+    record = 2048 + 256 * (quant_type in _MINIMUMS) + (32 if large else 256)
     deep, turns = 2 if few else 1, few and not large
     chunk = traits.nbytes * (1 if large else 8) * deep
-    warps = (14 if lanes else 12 if large else 16) if few else 8
+    warps = (12 if large else 16) if few else 8
     beside = 1024 * quant_type.startswith("IQ") + 8192 * turns + 64
-    if lanes and quant_type in _MINIMUMS:
-        beside += 512 * (14 if few else 32)  # of each warp and every other eight
-    return _Form(record, deep, 16 * ((chunk + 14) // 16 + 1 | 1), 2 if lanes or turns else 1, warps, beside)
+    return _Form(record, deep, 16 * ((chunk + 14) // 16 + 1 | 1), 2 if turns else 1, warps, beside)
 
 
 def several_rows(op: str, a, target, a_stride: int, b, stride: int, out_stride: int, quant_type: str) -> None:
@@ -59,7 +57,7 @@ def several_rows(op: str, a, target, a_stride: int, b, stride: int, out_stride: 
     at_once = _FEW if eights <= _FEW else _MANY
     form = _form(quant_type, at_once)
     stages = -(-depth // (256 * form.deep)) * form.deep
-    units, order = depth // 32, 1 if quant_type in LANES else 2 if quant_type.startswith("IQ") else 0
+    units, order = depth // 32, 2 if quant_type.startswith("IQ") else 0
     head, tail = ([depth // 256, stages], [order]) if elements == 256 else ([units], [stages])
     coded = records(op, "ggml_codes", elements, a, a_stride, _EIGHT, stages, form.record, head, tail)
     groups = -(-eights // at_once)

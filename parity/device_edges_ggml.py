@@ -55,7 +55,8 @@ _GROUPS = [kind for kind in WEIGHT_TYPES if kind != "Q2_K" and not kind.endswith
 
 def _grouped(kind: str, M: int, N: int, stages: int, **more) -> dict:
     """Rows of the weight that copies of sixteens bring, `stages` times as many blocks of 256 as that takes."""
-    return {"M": M, "N": N, "K": (2048 if kind in ("Q3_K", "Q6_K") else 256) * stages, "quant_type": kind, **more}
+    least = {"Q2_K": 1024, "Q3_K": 2048, "Q6_K": 2048}.get(kind, 256)
+    return {"M": M, "N": N, "K": least * stages, "quant_type": kind, **more}
 
 
 def _wild(kind: str) -> dict:
@@ -79,11 +80,16 @@ EDGES: dict[str, list[dict]] = {
         *({"M": 1, "N": 2120, "K": 4864, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
           for kind in ("Q4_K", "Q6_K", "Q2_K", "IQ2_XXS")),  # slots with blocks of two tiles
         {"M": 1, "N": 2120, "K": 6144, "quant_type": "Q3_K", "a": "bfloat16"},  # tiles that take turns
+        {"M": 1, "N": 2120, "K": 4096, "quant_type": "Q4_K", "a": "float16"},  # tiles that end with eight blocks
         *({"M": 1, "N": 17000, "K": 256, "quant_type": kind, "a": "float16"} for kind in ("Q4_0", "Q8_0")),  # a warp's
         *({"M": 1, "N": 9, "K": 25088, "quant_type": kind, "a": "float16"}
           for kind in ("Q4_0", "Q4_K", "Q6_K", "Q2_K", "IQ3_XXS")),  # slots of a ring used again, a in several times
         {"M": 1, "N": 75, "K": 4096, "quant_type": "IQ3_XXS", "a": "float32"},  # lanes with blocks eight apart
         {"M": 1, "N": 26000, "K": 256, "quant_type": "IQ2_XXS", "a": "float16"},  # more stretches than slots
+        {"M": 1, "N": 3, "K": 25088, "quant_type": "IQ3_XXS", "a": "float16"},  # slots of a ring used again
+        {"M": 1, "N": 3042, "K": 4096, "quant_type": "IQ3_XXS", "a": "float32"},  # rows of a warp
+        {"M": 1, "N": 6200, "K": 2048, "quant_type": "IQ2_XXS", "a": "float16"},
+        {"M": 1, "N": 35, "K": 20736, "quant_type": "IQ2_XXS", "a": "float32"},  # rows of many warps
         {"M": 1, "N": 40, "K": 4864, "quant_type": "Q5_0", "a": "float16"},
         *({"M": M, "N": N, "K": 1312, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
           for kind in ("Q4_0", "Q5_1") for M, N in ((11, 21), (20, 140))),  # a part of a stage, an odd number of eights
@@ -98,6 +104,12 @@ EDGES: dict[str, list[dict]] = {
         *(_grouped(kind, 130, 4300, 1, a="float16") for kind in ("Q4_0", "Q8_0")),  # tiles that are not cut in two
         _large_sums(70, 20), *(_wild(kind) for kind in ("Q4_0", "Q8_0", "Q5_1", "Q4_K", "Q6_K")),
         {"M": 0, "N": 5, "K": 96, "quant_type": "Q8_0"}, {"M": 2, "N": 0, "K": 96, "quant_type": "Q8_0"},
+        {"M": 1, "N": 40, "K": 4352, "quant_type": "Q3_K", "a": "float32"},  # some rows' blocks at odd halves of words
+        {"M": 1, "N": 9, "K": 25088, "quant_type": "Q3_K", "a": "float16"},  # slots of the ring used again
+        *(_grouped("Q2_K", M, N, 1, a="float32") for M, N in ((20, 70), (40, 131), (67, 195), (130, 64))),
+        *(_grouped(kind, M, N, 1, a="bfloat16", out_dtype="bfloat16")  # tiles enough; two of 64 rows of a
+          for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K") for M, N in ((33, 8450), (65, 4226))),
+        *(_grouped(kind, 7, 140, 1, a="float16") for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")),
     ],
     "embedding_quant": [
         *({"V": 5, "T": 7, "elements": 512, "quant_type": kind} for kind in WEIGHT_TYPES),

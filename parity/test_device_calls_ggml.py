@@ -42,7 +42,7 @@ def test_weights_at_any_address(device, kind, shift, gap):
     for M in (1, 2):
         call = {"a": device.send(a[:M]), "b": placed(device, b, shift, gap), "quant_type": kind}
         got = device.fetch(device.call("matmul_bt_quant", call))
-        assert_bytes(got, oracle.matmul_bt_quant.mirror(a[:M], b, quant_type=kind), f"{M} rows")
+        assert_bytes(got, oracle.matmul_bt_quant.mirror_on("cuda", a[:M], b, quant_type=kind), f"{M} rows")
     table = placed(device, b, shift, gap)
     got = device.call("embedding_quant", {"table": table, "ids": device.send(ids), "quant_type": kind})
     assert_bytes(device.fetch(got), oracle.embedding_quant.mirror(b, ids, quant_type=kind))
@@ -57,7 +57,7 @@ def test_activations_at_any_address(device, shift, gap):
     got = device.call(
         "matmul_bt_quant", {"a": placed(device, x, shift, gap), "b": device.send(b), "quant_type": "Q5_K"}
     )
-    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(x, b, quant_type="Q5_K"))
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror_on("cuda", x, b, quant_type="Q5_K"))
 
 
 @pytest.mark.parametrize("op", QUANTISERS)
@@ -93,7 +93,7 @@ def test_products_beside_each_other(device, kind):
     call = {"a": device.send(a), "b": device.send(b), "quant_type": kind, "out": wide[:, 4:9]}
     device.call("matmul_bt_quant", call)
     want = np.full((3, 12), 7, np.float32)
-    want[:, 4:9] = oracle.matmul_bt_quant.mirror(a, b, quant_type=kind)
+    want[:, 4:9] = oracle.matmul_bt_quant.mirror_on("cuda", a, b, quant_type=kind)
     assert_bytes(device.fetch(wide), want)
 
 
@@ -105,7 +105,7 @@ def test_few_multiprocessors_have_many_rows_each(device, kind, monkeypatch):
     for K in (4864, 2304):
         few = b[:, : K // quant_traits(kind).elements * quant_traits(kind).nbytes]
         got = device.call("matmul_bt_quant", {"a": device.send(a[:, :K]), "b": device.send(few), "quant_type": kind})
-        want = oracle.matmul_bt_quant.mirror(a[:, :K], few, quant_type=kind)
+        want = oracle.matmul_bt_quant.mirror_on("cuda", a[:, :K], few, quant_type=kind)
         assert_bytes(device.fetch(got), want, f"K = {K}")
 
 
@@ -115,7 +115,7 @@ def test_a_share_of_many_rows_for_several(device, kind, monkeypatch):
     monkeypatch.setattr(ggml_rows, "MULTIPROCESSORS", 1)
     a, b = draw((9, 1536), "bfloat16", 12), weights(kind, 270, 1536)
     got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
-    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror_on("cuda", a, b, quant_type=kind))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
@@ -124,7 +124,7 @@ def test_tiles_one_after_the_other(device, kind, monkeypatch):
     monkeypatch.setattr(ggml_groups, "MULTIPROCESSORS", 3)
     a, b = draw((130, 1280), "bfloat16", 13), weights(kind, 430, 1280)
     got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
-    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror_on("cuda", a, b, quant_type=kind))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q3_K"])
@@ -133,7 +133,7 @@ def test_a_gpu_with_less_shared_memory(kind):
     a, b = draw((1, 512), "float32", 11), weights(kind, 9, 512)
     device = older(shared_memory=50 << 10)
     got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
-    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type=kind))
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror_on("cuda", a, b, quant_type=kind))
     assert device.runtime.launched == [f"ggml_codes_{quant_traits(kind).elements}", f"ggml_{kind.lower()}_few_early"]
 
 
@@ -141,7 +141,7 @@ def test_many_rows_go_in_pieces(device, monkeypatch):
     monkeypatch.setattr(ggml_matmul, "_MOST", 1024)
     a, b = draw((9, 256), "float32", 8), weights("Q4_K", 5, 256)
     got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": "Q4_K"})
-    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror(a, b, quant_type="Q4_K"))
+    assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror_on("cuda", a, b, quant_type="Q4_K"))
 
 
 @pytest.mark.parametrize("kind", WEIGHT_TYPES)
@@ -197,4 +197,4 @@ def test_a_captured_product_reads_what_is_there_later(device):
         call["a"][...] = device.send(inputs[1])
         graph.launch(stream)
         stream.synchronize()
-    assert_bytes(device.fetch(out), oracle.matmul_bt_quant.mirror(inputs[1], b, quant_type="Q4_K"))
+    assert_bytes(device.fetch(out), oracle.matmul_bt_quant.mirror_on("cuda", inputs[1], b, quant_type="Q4_K"))

@@ -90,17 +90,3 @@ VT_FN void alone_codes(const Raw<8> (&y)[G], unsigned char* out, i64 from, int w
         if (first + g * ALONE_SPAN < width) store_e4m3(out, from + first + g * ALONE_SPAN, q, nan);
     }
 }
-
-// The whole of it for one scale a row, scale_of(bits of the largest size), that is no less than some usual number, or NaN.
-template <int G, class R, class N, class S>
-VT_FN void alone_tokens(i64 width, const void* x, i64 x_stride, const void* weight, R&& root, N&& normed, S&& scale_of,
-                        void* codes, void* scales, unsigned nan) {
-    const i64 row = blockIdx.x;
-    Raw<8> y[G];
-    alone_normed(y, x, row * x_stride, (int)width, weight, root, normed);
-    const float scale = scale_of(alone_largest<false>(y));
-    if (threadIdx.x == 0) ((float*)scales)[row] = scale;
-    const Quotients by(scale);
-    alone_codes(y, (unsigned char*)codes, row * width, (int)width, nan,
-                [&](float (&q)[8], const float (&v)[8], int) { by.divide(q, v); });
-}

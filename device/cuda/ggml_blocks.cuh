@@ -9,12 +9,11 @@ enum { Q4_0, Q5_0, Q8_0, Q4_1, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ3_
 
 typedef unsigned char u8;
 
-// BYTES of a block, at multiples of ALIGNED (device/ggml.py: reachable); LARGE: of 256 values, not 32; LANES: eight sums
-// beside each other, element k in lane k % 8.
+// BYTES of a block, at multiples of ALIGNED (device/ggml.py: reachable); LARGE: of 256 values, not 32.
 template <int TYPE> struct Block {
     static constexpr int SIZES[12] = {18, 22, 34, 20, 24, 84, 110, 144, 176, 210, 66, 98};
     static constexpr int BYTES = SIZES[TYPE];
-    static constexpr bool LARGE = TYPE >= Q2_K, LANES = TYPE >= Q3_K && TYPE <= Q6_K;
+    static constexpr bool LARGE = TYPE >= Q2_K;
     static constexpr int ALIGNED = BYTES % 16 == 0 ? 16 : BYTES % 4 == 0 ? 4 : 2;
     static constexpr bool MINIMUM = TYPE == Q4_1 || TYPE == Q5_1 || TYPE == Q2_K || TYPE == Q4_K || TYPE == Q5_K;
     static constexpr float FOLD = TYPE == IQ2_XXS ? 0.125f : TYPE == IQ3_XXS ? 0.25f : 1.0f;

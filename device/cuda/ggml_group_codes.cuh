@@ -35,27 +35,24 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Blocks of 256 in eight lanes, a warp each; beside them, if `share`, those of the halves of units, for so many rows each.
+// Blocks of 256, a warp each, as bytes in tiles of 128 k; beside them, if `share`, sums of their sixteens, for so many rows.
 extern "C" __global__ void __launch_bounds__(256)
-    ggml_halves_256(i64 count, i64 rows, i64 stages, const void* a, i64 stride, i64 kind, i64 vectors, u8* records, i64 size, i64 wide,
-                    i64 share) {
+    ggml_bytes_256(i64 count, i64 rows, i64 stages, const void* a, i64 stride, i64 kind, i64 vectors, u8* records, i64 size, i64 wide,
+                   i64 share) {
     i64 block = ((i64)blockIdx.x * 256 + threadIdx.x) / 32;
     others_may_start();
     if (block >= count) return;
     i64 row = block / stages, stage = block - row * stages;
-    int lane = threadIdx.x & 31, t = lane & 3, unit = lane / 4, n = (int)(row % wide);
+    int lane = threadIdx.x & 31, part = lane & 3, unit = lane / 4, n = (int)(row % wide);
     float x[8] = {};
     if (row < rows) load_eight(x, a, row * stride + stage * 256 + 8 * lane, (int)kind, vectors != 0);
     Codes c = codes_256(x);
     u8* record = record_of(records, row, stage, stages, wide, size);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        u8* to = record + i / 2 * (128 * wide) + place(n, i % 2 * 4 + unit / 4 * 2 + unit % 2) + (2 * t + unit / 2 % 2) * 2;
-        *(unsigned short*)to = (unsigned short)narrow_f16((float)c.code[i], 0.0f);
-    }
+    uint2 words = {packed4(c.code[0], c.code[1], c.code[2], c.code[3]), packed4(c.code[4], c.code[5], c.code[6], c.code[7])};
+    *(uint2*)(record + unit / 4 * (128 * wide) + place(n, lane % 16 / 2) + lane % 2 * 8) = words;
     int first = c.total + __shfl_xor_sync(ALL, c.total, 1), second = __shfl_xor_sync(ALL, first, 2);
-    if (t == 0 && share) {
-        u8* sums = record + 512 * wide + place(n % (int)share, n / (int)share * 2 + unit / 4) + unit % 4 * 4;
+    if (part == 0 && share) {
+        u8* sums = record + 256 * wide + place(n % (int)share, n / (int)share * 2 + unit / 4) + unit % 4 * 4;
         *(unsigned*)sums = narrow_f16((float)first, (float)second);
     }
     if (lane == 0) ((float*)(record + size - 4 * wide))[scale_place(n)] = c.d;

@@ -8,17 +8,18 @@
 // with Q4_0 and 443 with Q4_K on an H200, where these groups take 213 and 365.
 #pragma once
 #include "ggml_group_sends.cuh"
+#include "ggml_planes.cuh"
+#include "wgmma_bytes.cuh"
 
 #if VT_TILES
 
-template <int TYPE, int N> struct Group : GroupSends<TYPE, N> {
-    using S = GroupSends<TYPE, N>;
-    using typename S::B; using S::OWN; using S::LW; using S::RECORD; using S::PITCH; using S::LOWN; using S::LOWS;
-    using S::SUMS; using S::CODES; using S::LOW; using S::SLOT; using S::MEET_PITCH; using S::MEET; using S::UNITS;
-    using S::LOW_BYTES; using S::STASH; using S::STEP; using S::PARTS; using S::MANY; using S::FEW; using S::BUFFERS;
-    using S::PLANES; using S::p; using S::ring; using S::warp; using S::meeting; using S::full; using S::empty;
-    using S::across; using S::items; using S::lows_of; using S::skew_of; using S::is_half; using S::tile_of_item;
-    using S::top_of; using S::send;
+template <int TYPE, int N, bool TURNS> struct Group : GroupSends<TYPE, N, TURNS> {
+    using S = GroupSends<TYPE, N, TURNS>;
+    using typename S::B; using S::RECORD; using S::PITCH; using S::LOWN; using S::LOWS; using S::SUMS; using S::CODES;
+    using S::LOW; using S::SLOT; using S::UNITS; using S::STEP; using S::PARTS; using S::MANY; using S::FEW;
+    using S::BUFFERS; using S::p; using S::ring; using S::warp; using S::chain; using S::full; using S::empty; using S::turn;
+    using S::across; using S::items; using S::skew_of; using S::is_half; using S::tile_of_item; using S::top_of; using S::send;
+    static constexpr int GROUPS = 2;
 
     VT_MEMBER Group(const Groups& given, u8* memory) : S(given, memory) {}
 
@@ -47,7 +48,7 @@ template <int TYPE, int N> struct Group : GroupSends<TYPE, N> {
 
     // COUNT parts of the columns, from part `first` on.
     template <int COUNT>
-    VT_MEMBER void meet_units(float (&sum)[OWN][N / 2], const u8* const (&mine)[2], const u8* record, int t, int first) const {
+    VT_MEMBER void meet_units(float (&sum)[N / 2], const u8* const (&mine)[2], const u8* record, int t, int first) const {
         unsigned a[2][2][4];
         float d[2][2], m[2][2], c[BUFFERS][STEP / 2];
         Four of_codes[STEP / 16], of_sums[STEP / 16];
@@ -99,7 +100,7 @@ template <int TYPE, int N> struct Group : GroupSends<TYPE, N> {
 #pragma unroll
                     for (int e = 0; e < 8; ++e) {
                         int h = e >> 1 & 1, i = (e >> 2) * 2 + (e & 1);
-                        float whole = x[8 * j2 + e], dw = d[k][h], term, &held = sum[0][q * (STEP / 2) + 8 * j2 + e];
+                        float whole = x[8 * j2 + e], dw = d[k][h], term, &held = sum[q * (STEP / 2) + 8 * j2 + e];
                         if constexpr (SUMS) term = (dw * da.x[i]) * whole - -m[k][h] * s.x[i];
                         else if constexpr (TYPE == Q4_0) term = (whole * dw) * da.x[i];
                         else term = whole * (dw * da.x[i]);
@@ -109,104 +110,95 @@ template <int TYPE, int N> struct Group : GroupSends<TYPE, N> {
             });
     }
 
-    VT_MEMBER void meet_lanes(float (&sum)[OWN][N / 2], Four* low, const u8* const (&mine)[2], const u8* record, int t,
-                              int part) const {
-        const u8* scales = record + CODES + LOW;
-        unsigned a[BUFFERS][PLANES][2][4];
-        float less[LOWN / 2], c[BUFFERS][STEP / 2], dw[2], dmin[2];
-        LanesPart w[2];
+    // The same of a block of 256 in planes of bytes, by COLUMNS of them from `first` on; `add` takes four terms at a time.
+    // Both planes have sums of their own where registers last; otherwise the first one's are shifted.
+    template <int COLUMNS, class ADD>
+    VT_MEMBER void meet_planes(const u8* const (&mine)[2], const u8* record, int t, int first, const ADD& add) const {
+        using P = Planes<TYPE>;
+        constexpr bool APART = P::COUNT == 2 && COLUMNS <= 64, AT_ONCE = PARTS == 1;
+        constexpr int EACH = N < 64 ? 4 : 8;  // units that are taken apart while products of those before are under way
+        P w[2];
+        unsigned a[8][P::COUNT][4];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            lanes_of_row<TYPE>(w[r], mine[r], t, part);
-            join_lanes<TYPE>(w[r]);
-            dw[r] = w[r].d, dmin[r] = w[r].dmin;
-        }
-        if constexpr (LOWS) {
+        for (int r = 0; r < 2; ++r) w[r].fetch(mine[r], t);
+        auto unpack = [&](int u) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                unsigned words[P::COUNT][2];
+                w[r].take(words, u);
+#pragma unroll
+                for (int i = 0; i < P::COUNT; ++i) a[u][i][r] = words[i][0], a[u][i][2 + r] = words[i][1];
+            }
+        };
+        const u64 codes = beyond(tile_of(record), first * 128);
+        auto tile = [&](int u) { return further(beyond(codes, u / 4 * (128 * N)), u % 4); };
+        int x[COLUMNS / 2], y[APART ? COLUMNS / 2 : 1];
+        float less[COLUMNS / LOWN][LOWN / 2];
+        auto multiply_minimums = [&] {
             const unsigned minimum[4] = {w[0].m[0], w[1].m[0], w[0].m[1], w[1].m[1]};
-            products_there(less);
+#pragma unroll
+            for (int i = 0; i < COLUMNS / LOWN; ++i) products_there(less[i]);
             products_begin();
-            multiply_registers<F16>(less, minimum, further(tile_of(record + CODES), part), 0);
+#pragma unroll
+            for (int i = 0; i < COLUMNS / LOWN; ++i)
+                multiply_registers<F16>(less[i], minimum, further(tile_of(record + CODES), first / LOWN + i), 0);
+        };
+        products_there(x);
+        if constexpr (APART) products_there(y);
+#pragma unroll
+        for (int v = 0; v < 8; v += EACH) {
+#pragma unroll
+            for (int u = v; u < v + EACH; ++u) unpack(u);
+            products_begin();
+#pragma unroll
+            for (int u = v; u < v + EACH; ++u) {
+                multiply_bytes_by<P::SIGNED>(x, a[u][0], tile(u), u > 0);
+                if constexpr (APART) multiply_bytes_by<false>(y, a[u][1], tile(u), u > 0);
+            }
+        }
+        if constexpr (LOWS && AT_ONCE) multiply_minimums();
+        products_close();
+        products_wait<0>();
+        products_there(x);
+        if constexpr (P::COUNT == 2) {
+            if constexpr (APART) products_there(y);
+#pragma unroll
+            for (int e = 0; e < COLUMNS / 2; ++e) x[e] = x[e] * (1 << P::SHIFT) + (APART ? y[APART ? e : 0] : 0);
+        }
+        if constexpr (P::COUNT == 2 && !APART) {
+            products_there(x);
+            products_begin();
+#pragma unroll
+            for (int u = 0; u < 8; ++u) multiply_bytes_by<false>(x, a[u][1], tile(u), 1);
             products_close();
-        }
-        uint4* stash = (uint4*)(meeting() + MEET + 2 * LOW_BYTES) + (thread_from_here() & 255);
-        if constexpr (STASH) {
-#pragma unroll
-            for (int r = 0; r < 2; ++r) stash[256 * r] = {w[r].q[2], w[r].q[3], w[r].q[6], w[r].q[7]};
-        }
-        auto unpack = [&](int l) {
-            if (STASH && l == 2) {
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    uint4 q = stash[256 * r];
-                    w[r].q[2] = q.x, w[r].q[3] = q.y, w[r].q[6] = q.z, w[r].q[7] = q.w;
-                }
-            }
-#pragma unroll
-            for (int r = 0; r < 2; ++r)
-#pragma unroll
-                for (int q = 0; q < 4; ++q) {
-                    unsigned lost = 0;
-                    a[l % BUFFERS][0][q >> 1][2 * (q & 1) + r] = joined_pair<TYPE>(lost, w[r], q, l);
-                    if constexpr (PLANES == 2) a[l % BUFFERS][PLANES - 1][q >> 1][2 * (q & 1) + r] = lost;
-                }
-        };
-        unpack(0);
-        if constexpr (LOWS) {
             products_wait<0>();
-            products_there(less);
+            products_there(x);
+        }
+        if constexpr (LOWS && !AT_ONCE) {
+            products_there(x);
+            multiply_minimums();
+            products_close();
+            products_wait<0>();
+        }
+        if constexpr (LOWS) {
 #pragma unroll
-            for (int j2 = 0; j2 < LOWN / 16; ++j2) {
-                Four da = scales_of(scales + part * LOWN * 4, j2, t);
+            for (int i = 0; i < COLUMNS / LOWN; ++i) products_there(less[i]);
+        }
 #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    Four held = low[128 * (2 * j2 + j)];
+        for (int j2 = 0; j2 < COLUMNS / 16; ++j2) {
+            const Four da = scales_of(record + CODES + LOW + first * 4, j2, t);
 #pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        held.x[e] = held.x[e] - (dmin[e >> 1] * da.x[2 * j + (e & 1)]) * less[4 * (2 * j2 + j) + e];
-                    low[128 * (2 * j2 + j)] = held;
+            for (int j = 0; j < 2; ++j) {
+                Four term;
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int at = 4 * (2 * j2 + j) + e, h = e >> 1;
+                    float low = LOWS ? less[at / (LOWN / 2)][at % (LOWN / 2)] : 0.0f;
+                    term.x[e] = term_of_block<TYPE>(x[at], low, w[h].d, w[h].dmin, da.x[2 * j + (e & 1)]);
                 }
+                add(2 * j2 + j, term);
             }
         }
-        const u64 codes = tile_of(record);
-        Four of_codes[STEP / 16];  // one stage's, where registers last
-        auto fetch = [&](int, int s) {
-            if (STASH || (PARTS == 1 && s > 0)) return;
-#pragma unroll
-            for (int j2 = 0; j2 < STEP / 16; ++j2) of_codes[j2] = scales_of(scales, s % PARTS * (STEP / 16) + j2, t);
-        };
-        in_turns<OWN * PARTS, OWN * PARTS>(
-            [&](int, int s) {
-                const int l = s / PARTS, q = s % PARTS;
-                float(&x)[STEP / 2] = c[s % BUFFERS];
-                const int lane = part * OWN + l;
-                u64 tile = further(beyond(codes, lane / 2 * (128 * N) + q * (128 * STEP)), lane % 2 * 2);
-                if (BUFFERS == 1 && s > 0 && p.slots < 0) barrier_wait(full(), 0);  // never: additions stay ahead of this
-                if (q == 0 && l > 0) unpack(l);
-                products_there(x);
-                products_begin();
-                multiply_registers<F16>(x, a[l % BUFFERS][0][0], tile, 0);
-                multiply_registers<F16>(x, a[l % BUFFERS][0][1], further(tile, 1), 1);
-                if constexpr (PLANES == 2) {
-                    multiply_registers<F16>(x, a[l % BUFFERS][PLANES - 1][0], tile, 1);
-                    multiply_registers<F16>(x, a[l % BUFFERS][PLANES - 1][1], further(tile, 1), 1);
-                }
-                products_close();
-            },
-            fetch,
-            [&](int, int s) {
-                const int l = s / PARTS, q = s % PARTS;
-                float(&x)[STEP / 2] = c[s % BUFFERS];
-                products_there(x);
-#pragma unroll
-                for (int j2 = 0; j2 < STEP / 16; ++j2) {
-                    const Four da = STASH ? scales_of(scales, q * (STEP / 16) + j2, t) : of_codes[j2];
-#pragma unroll
-                    for (int e = 0; e < 8; ++e) {
-                        float& held = sum[l][q * (STEP / 2) + 8 * j2 + e];
-                        held = held + (dw[e >> 1 & 1] * da.x[(e >> 2) * 2 + (e & 1)]) * x[8 * j2 + e];
-                    }
-                }
-            });
     }
 
     VT_MEMBER void put(const float (&x)[4], int j, i64 above, i64 row, int t) const {
@@ -220,115 +212,111 @@ template <int TYPE, int N> struct Group : GroupSends<TYPE, N> {
 
     static VT_MEMBER int own_row(int thread) { return (thread >> 5 & 3) * 16 + (thread >> 2 & 7); }  // the first of two
 
+    // `meet_stage(mine, record, t)` for this stage's bytes, as soon as they are there.
+    template <class MEET> VT_MEMBER void take(int& slot, int& parity, int stage, int row, const MEET& meet_stage) const {
+        const u8* record = ring + slot * SLOT;
+        const int thread = thread_from_here();  // anew each time, for want of registers
+        const u8* first = record + RECORD + (row + own_row(thread)) * PITCH + skew_of(stage);
+        const u8* const mine[2] = {first, first + 8 * PITCH};
+        barrier_wait(full() + slot, parity);
+        meet_stage(mine, record, thread & 3);
+        lanes_meet();
+        if ((thread & 31) == 0) barrier_arrive(empty() + slot);
+        go_on(slot, parity);
+    }
+    VT_MEMBER void go_on(int& slot, int& parity) const {
+        if (++slot == p.slots) slot = 0, parity ^= 1;
+    }
+
     VT_MEMBER void meet() const {
-        const int group = warp >> 2, part = group % LW, team = group / LW;
+        const int group = warp >> 2;
         int slot = 0, parity = 0;
         for (int item = (int)blockIdx.x; item < items(); item += p.grid) {
-            float sum[OWN][N / 2];
-            Four* low = lows_of(group) + (thread_from_here() & 127);
+            float sum[N / 2];
 #pragma unroll
-            for (int l = 0; l < OWN; ++l)
-#pragma unroll
-                for (int i = 0; i < N / 2; ++i) sum[l][i] = 0.0f;
-            if constexpr (LOWS) {
-#pragma unroll
-                for (int j = 0; j < LOWN / 8; ++j) low[128 * j] = {};
-            }
+            for (int i = 0; i < N / 2; ++i) sum[i] = 0.0f;
             const bool half = is_half(item);
-            i64 top = top_of(item), above = (i64)(tile_of_item(item) % across()) * N;
+            const int row = half ? 0 : group * 64, first = half ? group : 0;
+            i64 top = top_of(item), above = (i64)(tile_of_item(item) % across()) * N + first * STEP;
             auto down = [&](const auto& meet_stage) {
 #pragma unroll 1
-                for (int stage = 0; stage < p.stages; ++stage) {
-                    const u8* record = ring + slot * SLOT;
-                    const int thread = thread_from_here();  // anew each time, for want of registers
-                    const u8* first = record + RECORD + ((half ? 0 : team * 64) + own_row(thread)) * PITCH + skew_of(stage);
-                    const u8* const mine[2] = {first, first + 8 * PITCH};
-                    barrier_wait(full() + slot, parity);
-                    meet_stage(mine, record, thread & 3);
-                    lanes_meet();
-                    if ((thread & 31) == 0) barrier_arrive(empty() + slot);
-                    if (++slot == p.slots) slot = 0, parity ^= 1;
-                }
+                for (int stage = 0; stage < p.stages; ++stage) take(slot, parity, stage, row, meet_stage);
+            };
+            auto add = [&](int j, const Four& term) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sum[4 * j + e] = sum[4 * j + e] + term.x[e];
             };
             typedef const u8* const Mine[2];
-            if constexpr (B::LANES) down([&](Mine& mine, const u8* record, int t) {
-                    meet_lanes(sum, lows_of(part) + (thread_from_here() & 127), mine, record, t, part);
-                });
-            else if (half) down([&](Mine& mine, const u8* record, int t) { meet_units<1>(sum, mine, record, t, group); });
-            else down([&](Mine& mine, const u8* record, int t) { meet_units<PARTS>(sum, mine, record, t, 0); });
-            if constexpr (LW == 1) {
-                const int thread = thread_from_here();
-#pragma unroll
-                for (int j = 0; j < N / 8; ++j) {
-                    if (half && j >= STEP / 8) break;
-                    Four total = {};
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-#pragma unroll
-                        for (int l = 0; l < OWN; ++l) total.x[i] = total.x[i] + sum[l][4 * j + i];
-                    put(total.x, j, half ? above + group * STEP : above, top + (half ? 0 : team * 64) + own_row(thread), thread & 3);
-                }
+            if constexpr (B::LARGE) {
+                if (half) down([&](Mine& mine, const u8* record, int t) { meet_planes<STEP>(mine, record, t, first * STEP, add); });
+                else down([&](Mine& mine, const u8* record, int t) { meet_planes<N>(mine, record, t, 0, add); });
             } else {
-                finish(sum, part, team, above, top + 64 * team);
+                if (half) down([&](Mine& mine, const u8* record, int t) { meet_units<1>(sum, mine, record, t, first); });
+                else down([&](Mine& mine, const u8* record, int t) { meet_units<PARTS>(sum, mine, record, t, 0); });
+            }
+            const int thread = thread_from_here();
+#pragma unroll
+            for (int j = 0; j < N / 8; ++j) {
+                if (half && j >= STEP / 8) break;
+                const float total[4] = {sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]};
+                put(total, j, above, top + row + own_row(thread), thread & 3);
             }
         }
     }
 
-    // Minimums, then the sums of lanes, ascending, come together in shared memory; then they leave row by row.
-    VT_MEMBER void finish(const float (&sum)[OWN][N / 2], int part, int team, i64 above, i64 top) const {
-        const int thread = thread_from_here(), lane = thread & 31, mine = 2 * (lane & 3) * MEET_PITCH + own_row(thread);
-        float* meets = (float*)meeting() + team * N * MEET_PITCH;
-        auto held = [&](int e) -> float& { return meets[mine + (e / 4 * 8 + (e & 1)) * MEET_PITCH + (e >> 1 & 1) * 8]; };
+    // Groups in turns: what a stage adds is made beside the other group's, and added after it.
+    VT_MEMBER void meet_in_turns() const {
+        const int group = warp >> 2;
+        int slot = 0, parity = 0, count = 0;
+        for (int item = (int)blockIdx.x; item < items(); item += p.grid) {
+            i64 top = top_of(item), above = (i64)(tile_of_item(item) % across()) * N;
 #pragma unroll 1
-        for (int turn = -2; turn < LW; ++turn) {  // the first time all that was there has left
-            if (turn == -1) {
-                if constexpr (LOWS) {
-                    const Four* low = lows_of(part) + (thread & 127);
-#pragma unroll
-                    for (int j = 0; j < LOWN / 8; ++j) {
-                        Four minimums = low[128 * j];
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) (&held(4 * j + e))[part * LOWN * MEET_PITCH] = minimums.x[e];
-                    }
+            for (int stage = 0; stage < p.stages; ++stage, ++count) {
+                if (count % GROUPS != group) {
+                    go_on(slot, parity);
+                    continue;
                 }
-            } else if (turn == part) {
+                Four term[N / 8];
+                take(slot, parity, stage, 0, [&](const u8* const (&mine)[2], const u8* record, int t) {
+                    meet_planes<N>(mine, record, t, 0, [&](int j, const Four& one) { term[j] = one; });
+                });
+                const int thread = thread_from_here();
+                Four* held = (Four*)chain() + (thread & 127);
+                if (count > 0) barrier_wait(turn() + (count - 1) % GROUPS, (count - 1) / GROUPS & 1);
 #pragma unroll
-                for (int e = 0; e < N / 2; ++e) {
-                    float total = LOWS || turn > 0 ? held(e) : 0.0f;
+                for (int j = 0; j < N / 8; ++j) {
+                    Four total = {};
+                    if (stage > 0) total = held[128 * j];
 #pragma unroll
-                    for (int l = 0; l < OWN; ++l) total = total + sum[l][e];
-                    held(e) = total;
+                    for (int e = 0; e < 4; ++e) total.x[e] = total.x[e] + term[j].x[e];
+                    if (stage + 1 < p.stages) held[128 * j] = total;
+                    else put(total.x, j, above, top + own_row(thread), thread & 3);
                 }
+                barrier_arrive(turn() + group);
             }
-            team_meets(1 + team, 128 * LW);
-        }
-        const int row = thread & 63;
-        if (top + row >= p.columns) return;
-#pragma unroll 1
-        for (int m = (thread & 127) / 64 + 2 * part; m < N && above + m < p.rows; m += 2 * LW) {
-            float one[1] = {meets[m * MEET_PITCH + row]};
-            store(p.out, (above + m) * p.out_stride + top + row, one, p.kind);
         }
     }
 
     VT_MEMBER void run() const {
         if (threadIdx.x == 0) {
-            for (int s = 0; s < p.slots; ++s) barrier_init(full() + s, 129), barrier_init(empty() + s, 8);
+            for (int s = 0; s < p.slots; ++s) barrier_init(full() + s, 129), barrier_init(empty() + s, TURNS ? 4 : 8);
+            for (int g = 0; g < 2; ++g) barrier_init(turn() + g, 128);
             barriers_ready();
         }
         __syncthreads();
-        if (warp >= 8) {
+        if (warp >= 4 * GROUPS) {
             registers_down<FEW>();
             send();
         } else {
             registers_up<MANY>();
-            meet();
+            if constexpr (TURNS) meet_in_turns();
+            else meet();
         }
     }
 };
 
-template <int TYPE, int N> VT_FN void by_groups(const Groups& p) {
+template <int TYPE, int N, bool TURNS = false> VT_FN void by_groups(const Groups& p) {
     VT_SHARED(memory);
-    Group<TYPE, N>(p, memory).run();
+    Group<TYPE, N, TURNS>(p, memory).run();
 }
 #endif

@@ -10,16 +10,6 @@
 //   half_place: which of the 16 of its product it is, for t = 0 ... 3 and e = 0 ... 3
 VT_FN constexpr int half_place(int t, int e) { return 2 * t + e / 2 + 8 * (e % 2); }
 
-#ifdef __CUDACC__
-// x, made here and not again later.
-VT_FN unsigned kept(unsigned x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-#else
-static inline unsigned kept(unsigned x) { return x; }
-#endif
-
 // A word as it comes out of shared memory, in halves where it lies at even addresses alone: nothing waits for it yet.
 template <int ALIGNED> struct Coming {
     unsigned low, high;
@@ -76,25 +66,3 @@ template <int TYPE> struct UnitHalves {
         }
     }
 };
-
-// The same of eight lanes, whose words are joined by pairs first: what two lanes have beside each other takes the place of
-// the words, which would otherwise be held beside it.
-template <int TYPE> VT_FN void join_lanes(LanesPart& f) {
-    if constexpr (TYPE != Q4_K) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int u = 4 * (i >> 1) + (i & 1);
-            unsigned first = permute(f.q[u], f.q[u + 2], 0x5410u), second = permute(f.q[u], f.q[u + 2], 0x7632u);
-            f.q[u] = kept(first), f.q[u + 2] = kept(second);
-        }
-    }
-}
-// lanes_pair of joined words.
-template <int TYPE> VT_FN unsigned joined_pair(unsigned& lost, const LanesPart& f, int i, int l) {
-    if constexpr (TYPE == Q4_K) return lanes_pair<TYPE>(lost, f, i, l);
-    unsigned x = pair_of_bytes(f.q[4 * (i >> 1) + (i & 1) + (l & 2)] >> 8 * (l & 1));
-    x = pair_less(x, TYPE == Q5_K ? THOUSAND : lanes_base<TYPE>());  // f.off would take registers
-    unsigned product = pair_times(x, f.s[i]);
-    if constexpr (TYPE == Q6_K) lost = pair_lost(x, f.s[i], product);
-    return product;
-}

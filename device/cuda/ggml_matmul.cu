@@ -5,9 +5,10 @@
 // time. (2) Several rows of `a`: they become codes once, in scratch, laid out as the tensor cores take them, and sixteen
 // rows of the weight meet up to 64 of them, a warp: ggml_rows.cuh. (3) One row of `a`: a block a multiprocessor has its
 // share of the weight's rows, codes that row for itself while the first of them are on their way, and lanes keep its
-// codes, or the tensor cores unfold the eight lanes: ggml_pairs.cuh, ggml_tiles.cuh,
-// ggml_signs.cuh.
+// codes, or the tensor cores meet sixteen rows: ggml_pairs.cuh, ggml_tiles.cuh,
+// ggml_signs.cuh, and ggml_held.cuh where its share of i-quants fits shared memory.
 #include "ggml_group_codes.cuh"
+#include "ggml_held.cuh"
 #include "ggml_pairs.cuh"
 #include "ggml_rows.cuh"
 #include "ggml_signs.cuh"
@@ -52,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Blocks of 256, a warp each; beside them, if `sums`, those of the halves of units. `order`: 0 as they lie, 1 as float16
-// by lanes of sums, 2 for the i-quants.
+// Blocks of 256, a warp each; beside them, if `sums`, those of the halves of units. `order`: 0 as they lie, 2 for the
+// i-quants.
 extern "C" __global__ void __launch_bounds__(256)
     ggml_codes_256(i64 count, i64 rows, i64 present, i64 blocks, const void* a, i64 stride, i64 kind, i64 wide, u8* records, i64 size,
                    i64 order) {
@@ -66,17 +67,10 @@ extern "C" __global__ void __launch_bounds__(256)
     if (row < rows && stage < present) load_eight(x, a, row * stride + stage * 256 + 8 * lane, (int)kind, wide != 0);
     Codes c = codes_256(x);
     u8* record = record_of(records, rows, row, stage, size);
-    if (order == 1) {
-        u8* to = record + g * 64 + part * 16 + unit / 4 * 8 + unit % 2 * 4 + unit / 2 % 2 * 2;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) *(unsigned short*)(to + i * 512) = (unsigned short)narrow_f16((float)c.code[i], 0.0f);
-    } else {
-        put_eight(record, g, unit, part, c.code, order == 2);
-    }
+    put_eight(record, g, unit, part, c.code, order == 2);
     int half = c.total + __shfl_xor_sync(ALL, c.total, 1), other = __shfl_xor_sync(ALL, half, 2);
-    int codes = order == 1 ? 4096 : 2048;
-    if (part == 0 && size > codes + 32) {
-        *(unsigned*)(record + codes + g * 32 + unit % 4 * 8 + unit / 4 * 4) = narrow_f16((float)half, (float)other);
+    if (part == 0 && size > 2048 + 32) {
+        *(unsigned*)(record + 2048 + g * 32 + unit % 4 * 8 + unit / 4 * 4) = narrow_f16((float)half, (float)other);
     }
     if (lane == 0) ((float*)(record + size - 32))[g] = c.d;
 }
@@ -95,11 +89,11 @@ extern "C" __global__ void __launch_bounds__(256)
         FORM<TYPE>({columns, depth, a, a_kind, b, stride, out, kind}, (int)blocks, (int)each, (int)slots);                 \
     }
 #define PRODUCTS(name, TYPE, FORM)                                    \
-    PRODUCT(name##_few_early, (Block<TYPE>::LANES ? 448 : Block<TYPE>::LARGE ? 384 : 512), TYPE, 2)                                 \
+    PRODUCT(name##_few_early, (Block<TYPE>::LARGE ? 384 : 512), TYPE, 2)                                 \
     PRODUCT(name##_many_early, (Block<TYPE>::LARGE ? 256 : 512), TYPE, 8) \
     ROW(name##_row_early, FORM, FORM##_warps, TYPE)
-constexpr int in_pairs_warps = CREW + 1, in_tiles_warps = CREW + SENDERS + ADDERS, in_signs_warps = ALL_WARPS,
-              in_threes_warps = in_tiles_warps;
+constexpr int in_pairs_warps = CREW + 1, in_tiles_warps = CREW + SENDERS + 1, in_signs_warps = ALL_WARPS,
+              in_threes_warps = CREW + TWO + 1;
 
 PRODUCTS(ggml_q4_0, Q4_0, in_pairs)
 PRODUCTS(ggml_q4_1, Q4_1, in_pairs)
@@ -113,26 +107,31 @@ PRODUCTS(ggml_q5_k, Q5_K, in_tiles)
 PRODUCTS(ggml_q6_k, Q6_K, in_tiles)
 PRODUCTS(ggml_iq2_xxs, IQ2_XXS, in_signs)
 PRODUCTS(ggml_iq3_xxs, IQ3_XXS, in_signs)
+ROW(ggml_iq2_xxs_held_early, in_held, HELD_WARPS, IQ2_XXS)
+ROW(ggml_iq3_xxs_held_early, in_held, HELD_WARPS, IQ3_XXS)
 
 #if VT_TILES
 
-#define GROUPS(name, TYPE, N)                                                                                           \
+#define GROUPS(name, TYPE, N, TURNS)                                                                                    \
     extern "C" __global__ void __launch_bounds__(384, 1)                                                                \
         name##_##N##_early(i64 rows, i64 columns, i64 stages, const u8* b, i64 stride, const u8* records, void* out,    \
                            i64 out_stride, i64 kind, i64 slots, i64 grid) {                                             \
-        by_groups<TYPE, N>({rows, columns, stages, stride, out_stride, b, records, out, (int)kind, (int)slots, (int)grid}); \
+        by_groups<TYPE, N, TURNS>({rows, columns, stages, stride, out_stride, b, records, out, (int)kind, (int)slots, (int)grid}); \
     }
-#define OF_UNITS(name, TYPE) GROUPS(name, TYPE, 32) GROUPS(name, TYPE, 64) GROUPS(name, TYPE, 128)
-#define OF_LANES(name, TYPE) GROUPS(name, TYPE, 32) GROUPS(name, TYPE, 64)
+#define OF_UNITS(name, TYPE) GROUPS(name, TYPE, 32, false) GROUPS(name, TYPE, 64, false) GROUPS(name, TYPE, 128, false)
+#define OF_BLOCKS(name, TYPE)                                                                      \
+    GROUPS(name, TYPE, 64, false) GROUPS(name, TYPE, 128, false)                                     \
+    GROUPS(name##_turns, TYPE, 16, true) GROUPS(name##_turns, TYPE, 32, true) GROUPS(name##_turns, TYPE, 64, true)
 OF_UNITS(ggml_q4_0, Q4_0)
 OF_UNITS(ggml_q4_1, Q4_1)
 OF_UNITS(ggml_q5_0, Q5_0)
 OF_UNITS(ggml_q5_1, Q5_1)
 OF_UNITS(ggml_q8_0, Q8_0)
-OF_LANES(ggml_q3_k, Q3_K)
-OF_LANES(ggml_q4_k, Q4_K)
-OF_LANES(ggml_q5_k, Q5_K)
-OF_LANES(ggml_q6_k, Q6_K)
+OF_BLOCKS(ggml_q2_k, Q2_K)
+OF_BLOCKS(ggml_q3_k, Q3_K)
+OF_BLOCKS(ggml_q4_k, Q4_K)
+OF_BLOCKS(ggml_q5_k, Q5_K)
+OF_BLOCKS(ggml_q6_k, Q6_K)
 #endif
 
 // Weights in Q8_K, which no activation meets as integers: an element a thread, one fma a value.

@@ -1,10 +1,12 @@
-// Blocks of 256 of sixteen rows meet the activations' codes: lane 4 g + t has words of rows g and g + 8, p[0] and p[1].
+// Blocks of 256 of sixteen rows meet the activations' codes on the tensor cores: lane 4 g + t has words of rows g and g + 8,
+// p[0] and p[1].
 //
-// Where sums run in eight lanes, column g of the activations holds lane g's values alone, so that the tensor cores leave
-// the eight lanes' integers beside each other. Where there is one sum, the columns hold different units, or halves of
-// units, so that each has its own scale. Two neighbours' integers fit sixteen bits and meet two scales at once.
+// Column u of the activations is unit u's, zeros elsewhere, so that an integer a unit (or a half of one) is left beside
+// the others, of which a lane has units 2 t and 2 t + 1, and meets its scale after all products. Codes are taken where
+// they lie: bits of a byte that are a power of two too large, the same one for all of a lane's. Where two units' codes
+// are one byte, products of the lower one's alone are taken from those of the byte.
 #pragma once
-#include "ggml_row.cuh"
+#include "ggml_share.cuh"
 
 // A word that may stand at an even address: what is `apart` is joined from two aligned ones.
 template <bool APART> VT_FN unsigned word_of(const u8* aligned, unsigned select) {
@@ -13,132 +15,153 @@ template <bool APART> VT_FN unsigned word_of(const u8* aligned, unsigned select)
     return q[0];
 }
 
-// Scales of Q4_K and Q5_K, six bits each, four to a word; the minimums stand in the other words of the same form.
-VT_FN void six_bits_apart(unsigned (&s)[2], unsigned first, unsigned third) {
-    s[0] = first & 0x3f3f3f3fu;
-    s[1] = (third & 0x0f0f0f0fu) | (first >> 2 & 0x30303030u);
-}
-
-// Products with one scale and with the next, of two rows, each times its scale: bytes 0 and 1 of s, or UPPER ones.
-template <bool UPPER> VT_FN void scaled(int (&total)[4], const int (&one)[4], const int (&two)[4], unsigned s0, unsigned s1) {
+// What a lane has of a block of the row of a: its column's eight codes, in the products of whose units they are, a word
+// of the sums' lower seven bits or of what is above them, and the scale.
+struct Coded {
+    unsigned b[4][2], sums;
+    float d;
+};
+template <int TYPE> VT_MEMBER void take_coded(Coded& a, const Share& w, int block, int g, int t) {
+    using T = Tiles<TYPE>;
+    const u8* codes = w.codes + block * T::CODES + 32 * g;
+    uint2 x = T::HALVES ? uint2{*(const unsigned*)(codes + 4 * t), *(const unsigned*)(codes + 16 + 4 * t)}
+                        : *(const uint2*)(codes + 8 * t);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        int pair = (int)permute((unsigned)one[i], (unsigned)two[i], 0x5410);
-        total[i] = UPPER ? dot2_high(pair, i < 2 ? s0 : s1, total[i]) : dot2_low(pair, i < 2 ? s0 : s1, total[i]);
+    for (int c = 0; c < 4; ++c) {
+        a.b[c][0] = g >> 1 == c ? x.x : 0u;
+        a.b[c][1] = g >> 1 == c ? x.y : 0u;
     }
+    a.sums = *(const unsigned*)((const u8*)(w.sums + block * T::A_SUMS) + (g & 1) * 16 + 4 * t);
+    a.d = w.scales[block];
 }
 
-// Of Q6_K: a half of a block's bytes and the eight scales that go with it, of each row.
-struct Half { unsigned q[6][2], s[2][2]; };
-template <bool APART>
-VT_FN void fetch_half(Half& f, const u8* const (&p)[2], const unsigned (&select)[2], int h, int t) {
+// Of Q4_K and Q5_K: bytes of scales 2 t and 2 t + 1 and of their minimums, of four and of the other four.
+VT_FN unsigned six_bits_of(unsigned scales, unsigned minimums, unsigned upper, int t) {
+    unsigned low = permute(scales, minimums, t & 1 ? 0x7632 : 0x5410), more = permute(upper, upper >> 4, t & 1 ? 0x7632 : 0x5410);
+    return t < 2 ? low & 0x3f3f3f3fu : (more & 0x0f0f0f0fu) | (low >> 2 & 0x30303030u);
+}
+
+VT_FN void masked(unsigned (&to)[4], const unsigned (&from)[4], unsigned mask) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = from[i] & mask;
+}
+
+// Sixteen times a lane's share of the integers of both rows, and `s`, whose bytes that meet sums are minimums.
+template <int TYPE>
+VT_MEMBER void meet_nibbles(int (&total)[2], unsigned (&s)[2], const u8* const (&p)[2], const Coded& a, int t) {
+    int lower[4] = {}, both[4] = {}, first[4] = {}, two[4] = {};
+    unsigned fifth[4];
+    if constexpr (TYPE == Q5_K) {
+        uint2 f0 = *(const uint2*)(p[0] + 16 + 8 * t), f1 = *(const uint2*)(p[1] + 16 + 8 * t);
+        fifth[0] = f0.x, fifth[1] = f1.x, fifth[2] = f0.y, fifth[3] = f1.y;
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+        int at = (TYPE == Q4_K ? 16 : 48) + 32 * c + 8 * t;
+        uint2 w0 = *(const uint2*)(p[0] + at), w1 = *(const uint2*)(p[1] + at);
+        const unsigned w[4] = {w0.x, w1.x, w0.y, w1.y};
+        unsigned bits[4];
+        masked(bits, w, 0x0f0f0f0fu);
+        multiply_unsigned(lower, bits, a.b[c][0], a.b[c][1]);
+        multiply_unsigned(both, w, a.b[c][0], a.b[c][1]);
+        if constexpr (TYPE == Q5_K) {
+            masked(bits, fifth, 0x01010101u << 2 * c);
+            multiply_unsigned(first, bits, a.b[c][0], a.b[c][1]);
+            masked(bits, fifth, 0x03030303u << 2 * c);
+            multiply_unsigned(two, bits, a.b[c][0], a.b[c][1]);
+        }
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const u8* q = p[r] + 4 * t;
+        uint4 head = *(const uint4*)p[r];
+        s[r] = six_bits_of(head.y, head.z, head.w, t);
+        int even = lower[2 * r], odd = both[2 * r + 1] - lower[2 * r + 1];
+        if constexpr (TYPE == Q5_K) {
+            even += (first[2 * r] >> 2 * t) * 16;
+            odd += (two[2 * r + 1] - first[2 * r + 1] >> 2 * t + 1) * 256;
+        }
+        total[r] = even * (int)(s[r] & 255u) * 16 + odd * (int)(s[r] >> 8 & 255u);
+    }
+}
+
+// Of Q6_K: words of both rows' halves of units, and the word of four scales that a lane's units have.
+struct HalfUnits { unsigned lower[2][2][4], upper[2][4], s[2]; };
+template <bool APART>
+VT_FN void fetch_halves(HalfUnits& f, const u8* const (&p)[2], const unsigned (&select)[2], int t) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) f.q[i][r] = word_of<APART>(q + 64 * h + 16 * i, select[r]);
+    for (int r = 0; r < 2; ++r) {
+        f.s[r] = word_of<APART>(p[r] + 192 + 4 * t, select[r]);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            f.q[4 + i][r] = word_of<APART>(q + 128 + 32 * h + 16 * i, select[r]);
-            f.s[i][r] = word_of<APART>(p[r] + 192 + 8 * h + 4 * i, select[r]);
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+                const u8* q = p[r] + 16 * k + 4 * t;
+                f.upper[k][r + 2 * h] = word_of<APART>(q + 128 + 32 * h, select[r]);
+                f.lower[k][0][r + 2 * h] = word_of<APART>(q + 64 * h, select[r]);
+                f.lower[k][1][r + 2 * h] = word_of<APART>(q + 64 * h + 32, select[r]);
+            }
         }
     }
 }
 
-// The integers of lanes 2 t and 2 t + 1 of both rows, and the rows' factors. `low` is the first row's term of the
-// minimums for t = 0, the second one's for t = 1. `within`: where blocks begin after a multiple of 16.
-template <int TYPE>
-VT_MEMBER void meet_lanes(int (&total)[4], float (&factor)[2], float& low, const u8* const (&p)[2], const int (&within)[2],
-                          const u8* codes, float d, const unsigned short* sums, int g, int t) {
-    unsigned mine = 0xffu << 8 * (g & 3);  // the byte of a word that is lane g's, of an even word or an odd one
-    unsigned m0 = g < 4 ? mine : 0u, m1 = g < 4 ? 0u : mine;
+// A lane's share of the integers of both rows, their codes with 32 more than they stand for.
+VT_MEMBER void meet_halves(int (&total)[2], const HalfUnits& f, const Coded& a, int t) {
+    total[0] = total[1] = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[i] = 0;
-    if constexpr (TYPE == Q4_K || TYPE == Q5_K) {
-        uint4 head[2] = {*(const uint4*)p[0], *(const uint4*)p[1]};
-        unsigned s0[2], s1[2], m[2];
-        six_bits_apart(s0, head[0].y, head[0].w);
-        six_bits_apart(s1, head[1].y, head[1].w);
-        uint4 other = t & 1 ? head[1] : head[0], a = *(const uint4*)sums;
-        six_bits_apart(m, other.z, other.w >> 4);
-        int minimum = dot2_high((int)a.y, m[0], dot2_low((int)a.x, m[0], 0));
-        minimum = dot2_high((int)a.w, m[1], dot2_low((int)a.z, m[1], minimum));
-        low = (widen_f16(other.x >> 16) * d) * (float)minimum;
-        factor[0] = widen_f16(head[0].x & 0xffffu) * d;
-        factor[1] = widen_f16(head[1].x & 0xffffu) * d;
-        unsigned fifth[4] = {};
-        if constexpr (TYPE == Q5_K) {
-            uint2 f0 = *(const uint2*)(p[0] + 16 + 8 * t), f1 = *(const uint2*)(p[1] + 16 + 8 * t);
-            fifth[0] = f0.x, fifth[1] = f1.x, fifth[2] = f0.y, fifth[3] = f1.y;
-        }
+    for (int k = 0; k < 2; ++k) {
+        int sum[2][4] = {}, more[2][4] = {};  // of even units and odd ones
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            uint4 x = *(const uint4*)(codes + 64 * c + 16 * t);
-            int at = (TYPE == Q4_K ? 16 : 48) + 32 * c + 8 * t;
-            uint2 w0 = *(const uint2*)(p[0] + at), w1 = *(const uint2*)(p[1] + at);
-            const unsigned w[4] = {w0.x, w1.x, w0.y, w1.y};
-            unsigned even[4], odd[4];
+        for (int upper = 0; upper < 2; ++upper) {  // sixteen times as large as the others
+            unsigned bits[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                even[i] = w[i] & 0x0f0f0f0fu;
-                odd[i] = w[i] >> 4 & 0x0f0f0f0fu;
-                if constexpr (TYPE == Q5_K) {
-                    even[i] |= (c < 2 ? fifth[i] << 4 - 2 * c : fifth[i] >> 2 * c - 4) & 0x10101010u;
-                    odd[i] |= (c < 2 ? fifth[i] << 3 - 2 * c : fifth[i] >> 2 * c - 3) & 0x10101010u;
-                }
+            for (int odd = 0; odd < 2; ++odd) {
+                masked(bits, f.upper[k], 0x03030303u << 2 * odd + 4 * upper);
+                multiply_unsigned(more[odd], bits, a.b[upper][k], a.b[2 + upper][k]);
+                masked(bits, f.lower[k][odd], 0x0f0f0f0fu << 4 * upper);
+                multiply_unsigned(sum[odd], bits, a.b[upper][k], a.b[2 + upper][k]);
             }
-            int one[4] = {0, 0, 0, 0}, two[4] = {0, 0, 0, 0};
-            multiply_bytes(one, even, x.x & m0, x.y & m1);
-            multiply_bytes(two, odd, x.z & m0, x.w & m1);
-            if (c & 1) scaled<true>(total, one, two, s0[c >> 1], s1[c >> 1]);
-            else scaled<false>(total, one, two, s0[c >> 1], s1[c >> 1]);
         }
-    } else {
-        // Codes less 32 are their six bits with the upper one turned over, four times as large at the top of a byte.
-        unsigned m = (g < 4) == ((t & 1) == 0) ? mine : 0u, select[2];
-        const u8* aligned[2];
-        low = 0.0f;
-        int either = 0;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            int apart = within[r] & 2;
-            either |= apart;
+            int even = sum[0][2 * r] + more[0][2 * r] * 16, odd = sum[1][2 * r + 1] + more[1][2 * r + 1] * 4;
+            total[r] += even * (int)(signed char)(f.s[r] >> 8 * k) + odd * (int)(signed char)(f.s[r] >> 16 + 8 * k);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) total[r] >>= 4 * (t & 1);
+}
+
+// The term of row g + 8 (t & 1). `within`: where blocks begin after a multiple of 16.
+template <int TYPE>
+VT_MEMBER float meet_block(const u8* const (&p)[2], const int (&within)[2], const Coded& a, int t) {
+    int total[2], low[4] = {};
+    unsigned m[2];  // bytes that meet the sums
+    const u8* own = t & 1 ? p[1] : p[0];
+    if constexpr (TYPE == Q6_K) {
+        HalfUnits f;
+        unsigned select[2];
+        const u8* aligned[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            unsigned apart = within[r] & 2;
             aligned[r] = p[r] - apart;
             select[r] = apart ? 0x5432u : 0x3210u;
-            factor[r] = f16_at(p[r] + 208) * d;
         }
-        bool straight = !__any_sync(ALL, either);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            Half f;
-            if (straight) fetch_half<false>(f, aligned, select, h, t);
-            else fetch_half<true>(f, aligned, select, h, t);
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                f.q[4][r] = turned(f.q[4][r], 0xaaaaaaaau);
-                f.q[5][r] = turned(f.q[5][r], 0xaaaaaaaau);
-            }
-#pragma unroll
-            for (int u = 0; u < 4; u += 2) {
-                uint4 x = *(const uint4*)(codes + 128 * h + 32 * u + 16 * t);
-                const unsigned a[4] = {x.x & m, x.y & m, x.z & m, x.w & m};
-                int part[4][4] = {};
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    unsigned b[2];
-                    int unit = u + (i >> 1);
-#pragma unroll
-                    for (int r = 0; r < 2; ++r) {
-                        unsigned nibbles = (u ? f.q[i][r] >> 2 : f.q[i][r] << 2) & 0x3c3c3c3cu;
-                        b[r] = nibbles | (f.q[4 + (i & 1)][r] << 6 - 2 * unit & 0xc0c0c0c0u);
-                    }
-                    multiply_bytes(part[i], b, a[i]);
-                }
-                scaled<false>(total, part[0], part[1], f.s[u >> 1][0], f.s[u >> 1][1]);
-                scaled<true>(total, part[2], part[3], f.s[u >> 1][0], f.s[u >> 1][1]);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) total[i] >>= 2;
+        if (__any_sync(ALL, (within[0] | within[1]) & 2)) fetch_halves<true>(f, aligned, select, t);
+        else fetch_halves<false>(f, aligned, select, t);
+        m[0] = f.s[0], m[1] = f.s[1];
+        meet_halves(total, f, a, t);
+    } else {
+        meet_nibbles<TYPE>(total, m, p, a, t);
+    }
+    multiply_bytes(low, m, a.sums);
+    int sum = t & 1 ? total[1] : total[0], minimum = t & 1 ? low[2] + 128 * low[3] : low[0] + 128 * low[1];
+    sum += __shfl_xor_sync(ALL, t & 1 ? total[0] : total[1], 1);
+    sum += __shfl_xor_sync(ALL, sum, 2);
+    if constexpr (TYPE == Q6_K) {
+        return (float)(sum - 32 * minimum) * (f16_at(own + 208) * a.d);
+    } else {
+        unsigned both = *(const unsigned*)own;
+        return (widen_f16(both & 0xffffu) * a.d) * (float)(sum >> 4) - (a.d * widen_f16(both >> 16)) * (float)minimum;
     }
 }

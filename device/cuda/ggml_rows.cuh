@@ -1,28 +1,29 @@
 // Several rows of activations meet the weights on tensor cores.
 //
-// A block has a share of the weight's rows, sixteen a warp (or, where sums run in eight lanes, two warps, with four lanes
-// each), and 8 TILES rows of activations; one block has all of few rows, so that weights are read once. Stages of 256 k
+// A block has a share of the weight's rows, sixteen a warp, and 8 TILES rows of activations; one block has all of few
+// rows, so that weights are read once. Stages of 256 k
 // come into shared memory as they lie, whatever their alignment, while earlier ones are at work; activations lie in
 // scratch as the lanes of a warp read them. A lane takes its parts of the blocks apart in registers, for all rows of
 // activations at once. Integers meet exactly, and every term is added in the mirror's order: a warp walks down all of k.
 #pragma once
 #include "early.cuh"
+#include "ggml_planes.cuh"
 #include "ggml_stages.cuh"
 
 template <int TYPE, int TILES> struct Several : Staged<TYPE, TILES> {
     using S = Staged<TYPE, TILES>;
     using typename S::B;
     using typename S::R;
-    using S::TURNS; using S::DEEP; using S::TEAM; using S::OWN; using S::LOWS; using S::LOW_BYTES; using S::CHECKED;
+    using S::TURNS; using S::DEEP; using S::TEAM; using S::CHECKED;
     using S::GRID; using S::PITCH; using S::p; using S::lane; using S::warp; using S::g; using S::t; using S::stages;
     using S::tiles; using S::rows; using S::top; using S::records; using S::ring; using S::memory; using S::barriers;
-    using S::slot_bytes; using S::span; using S::lows_of; using S::engine; using S::send; using S::send_records;
+    using S::slot_bytes; using S::span; using S::engine; using S::send; using S::send_records;
     using S::stretch_rows; using S::stretch_records; using S::locate;
 
     VT_MEMBER Several(const Product& given, u8* shared) : S(given, shared) {}
 
     // A stage of blocks of 32; those past the end of k are zeros.
-    VT_MEMBER void meet_units(float (&sum)[TILES][OWN][4], const u8* const (&mine)[2], const u8* acts) const {
+    VT_MEMBER void meet_units(float (&sum)[TILES][4], const u8* const (&mine)[2], const u8* acts) const {
 #pragma unroll 1
         for (int u = 0; u < 8; u += 2) {
             UnitPart w[2][2];
@@ -32,7 +33,7 @@ template <int TYPE, int TILES> struct Several : Staged<TYPE, TILES> {
                 if (j >= tiles && j % CHECKED == 0) break;
                 float term[2][4];
                 terms_of(term, w, acts + j * R::BYTES, u);
-                add_up(sum[j][0], term);
+                add_up(sum[j], term);
             }
         }
     }
@@ -100,8 +101,8 @@ template <int TYPE, int TILES> struct Several : Staged<TYPE, TILES> {
         }
     }
 
-    // A stage that is a block of 256 with one sum.
-    VT_MEMBER void meet_block(float (&sum)[TILES][OWN][4], const u8* const (&mine)[2], const u8* acts) const {
+    // A stage that is a block of 256: the i-quants, whose scales are apart, and the others in planes of bytes.
+    VT_MEMBER void meet_signs(float (&sum)[TILES][4], const u8* const (&mine)[2], const u8* acts) const {
         WholePart<TYPE> w[2];
         whole_of_row<TYPE>(w[0], mine[0], t, (const unsigned*)memory);
         whole_of_row<TYPE>(w[1], mine[1], t, (const unsigned*)memory);
@@ -109,8 +110,6 @@ template <int TYPE, int TILES> struct Several : Staged<TYPE, TILES> {
         for (int j = 0; j < TILES; ++j) {
             if (j >= tiles && j % CHECKED == 0) break;
             const u8* held = acts + j * R::BYTES;
-            uint2 d = *(const uint2*)(held + R::CODES + R::SUMS + 8 * t);
-            const float da[2] = {vt_float((int)d.x), vt_float((int)d.y)};
             int total[4] = {0, 0, 0, 0};
 #pragma unroll
             for (int u = 0; u < 8; u += 2) {
@@ -118,88 +117,63 @@ template <int TYPE, int TILES> struct Several : Staged<TYPE, TILES> {
 #pragma unroll
                 for (int v = 0; v < 2; ++v) {
                     const unsigned a[4] = {w[0].low[u + v], w[1].low[u + v], w[0].high[u + v], w[1].high[u + v]};
-                    if constexpr (TYPE == Q2_K) {
-                        multiply_bytes(total, a, v ? x.z : x.x, v ? x.w : x.y);
-                    } else {
-                        int c[4];
-                        bytes_onto<true>(c, a, v ? x.z : x.x, v ? x.w : x.y, 0);
+                    int c[4];
+                    bytes_onto<true>(c, a, v ? x.z : x.x, v ? x.w : x.y, 0);
 #pragma unroll
-                        for (int i = 0; i < 4; ++i) total[i] += w[i >> 1].s[u + v] * c[i];
-                    }
+                    for (int i = 0; i < 4; ++i) total[i] += w[i >> 1].s[u + v] * c[i];
                 }
             }
-            float less[4] = {};
+            float da[2];
+            scales_of(da, held);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[j][i] = sum[j][i] + (float)total[i] * (w[i >> 1].d * da[i & 1]);
+        }
+    }
+    VT_MEMBER void scales_of(float (&da)[2], const u8* held) const {
+        uint2 d = *(const uint2*)(held + R::CODES + R::SUMS + 8 * t);
+        da[0] = vt_float((int)d.x), da[1] = vt_float((int)d.y);
+    }
+    VT_MEMBER void meet_block(float (&sum)[TILES][4], const u8* const (&mine)[2], const u8* acts) const {
+        using P = Planes<TYPE>;
+        P w[2];
+        unsigned a[8][P::COUNT][4];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            w[r].fetch(mine[r], t);
+#pragma unroll
+            for (int u = 0; u < 8; ++u) {
+                unsigned words[P::COUNT][2];
+                w[r].take(words, u);
+#pragma unroll
+                for (int plane = 0; plane < P::COUNT; ++plane) a[u][plane][r] = words[plane][0], a[u][plane][2 + r] = words[plane][1];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < TILES; ++j) {
+            if (j >= tiles && j % CHECKED == 0) break;
+            const u8* held = acts + j * R::BYTES;
+            int total[4] = {0, 0, 0, 0}, rest[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int u = 0; u < 8; u += 2) {
+                uint4 x = *(const uint4*)(held + u * 256 + lane * 16);
+#pragma unroll
+                for (int v = 0; v < 2; ++v) {
+                    if constexpr (P::SIGNED) multiply_bytes(total, a[u + v][0], v ? x.z : x.x, v ? x.w : x.y);
+                    else multiply_unsigned(total, a[u + v][0], v ? x.z : x.x, v ? x.w : x.y);
+                    if constexpr (P::COUNT == 2) multiply_unsigned(rest, a[u + v][1], v ? x.z : x.x, v ? x.w : x.y);
+                }
+            }
+            float da[2], less[4] = {};
+            scales_of(da, held);
             if constexpr (B::MINIMUM) {
                 const unsigned m[4] = {w[0].m[0], w[1].m[0], w[0].m[1], w[1].m[1]};
-                minimums(less, m, held);
+                uint2 x = *(const uint2*)(held + R::CODES + lane * 8);
+                halves_product(less, m, x.x, x.y);
             }
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float whole = (float)total[i], dw = w[i >> 1].d, term;
-                if constexpr (B::MINIMUM) term = (da[i & 1] * dw) * whole - (da[i & 1] * w[i >> 1].dmin) * less[i];
-                else term = whole * (dw * da[i & 1]);
-                sum[j][0][i] = sum[j][0][i] + term;
-            }
-        }
-    }
-    VT_MEMBER void minimums(float (&less)[4], const unsigned (&m)[4], const u8* held) const {
-        uint2 x = *(const uint2*)(held + R::CODES + lane * 8);
-        halves_product(less, m, x.x, x.y);
-    }
-
-    // A stage that is a block of 256 in eight lanes, of which OWN are this warp's; its minimums for some of the eights.
-    VT_MEMBER void meet_lanes(float (&sum)[TILES][OWN][4], const u8* const (&mine)[2],
-                              const u8* acts, int part) const {
-        constexpr int PLANES = TYPE == Q6_K ? 2 : 1, AT_ONCE = SPARING ? 1 : TYPE == Q6_K || TILES == 2 ? 2 : 4;  // for want of registers
-#pragma unroll
-        for (int l0 = 0; l0 < OWN; l0 += AT_ONCE) {
-            unsigned a[AT_ONCE][PLANES][2][4], minimum[4];
-            float dw[2], dmin[2];
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                LanesPart w;
-                lanes_of_row<TYPE>(w, mine[r], t, part);
-                dw[r] = w.d, dmin[r] = w.dmin;
-                minimum[r] = w.m[0], minimum[2 + r] = w.m[1];
-#pragma unroll
-                for (int q = 0; q < 4; ++q) {
-#pragma unroll
-                    for (int l = 0; l < AT_ONCE; ++l) {
-                        unsigned lost = 0;
-                        a[l][0][q >> 1][2 * (q & 1) + r] = lanes_pair<TYPE>(lost, w, q, l0 + l);
-                        if constexpr (PLANES == 2) a[l][1][q >> 1][2 * (q & 1) + r] = lost;
-                    }
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < TILES; ++j) {
-                if (j >= tiles && j % CHECKED == 0) break;
-                const u8* held = acts + j * R::BYTES;
-                uint2 d = *(const uint2*)(held + R::CODES + R::SUMS + 8 * t);
-                const float da[2] = {vt_float((int)d.x), vt_float((int)d.y)};
-#pragma unroll
-                for (int l = 0; l < AT_ONCE; ++l) {
-                    uint4 x = *(const uint4*)(held + (OWN * part + l0 + l) * 512 + lane * 16);
-                    float c[4];
-                    halves_product(c, a[l][0][0], x.x, x.y);
-                    multiply<F16>(c, a[l][0][1], x.z, x.w);
-                    if constexpr (PLANES == 2) {
-                        multiply<F16>(c, a[l][1][0], x.x, x.y);
-                        multiply<F16>(c, a[l][1][1], x.z, x.w);
-                    }
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) sum[j][l0 + l][i] = sum[j][l0 + l][i] + (dw[i >> 1] * da[i & 1]) * c[i];
-                }
-                if constexpr (B::MINIMUM) {
-                    if (l0 == 0 && j % TEAM == part) {
-                        float less[4];
-                        minimums(less, minimum, held);
-                        Four low = lows_of(warp)[32 * (j / TEAM)];
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) low.x[i] = low.x[i] - (dmin[i >> 1] * da[i & 1]) * less[i];
-                        lows_of(warp)[32 * (j / TEAM)] = low;
-                    }
-                }
+                int whole = P::COUNT == 2 ? total[i] * (1 << P::SHIFT) + rest[i] : total[i];
+                sum[j][i] = sum[j][i] + term_of_block<TYPE>(whole, less[i], w[i >> 1].d, w[i >> 1].dmin, da[i & 1]);
             }
         }
     }
@@ -235,10 +209,7 @@ template <int TYPE, int TILES> struct Several : Staged<TYPE, TILES> {
         }
         for (top = begin; top < end; top += span) {
             rows = (int)(end - top < span ? end - top : span);
-            float sum[TILES][OWN][4] = {};
-            if constexpr (LOW_BYTES > 0) {
-                for (int j = 0; j < LOWS; ++j) lows_of(warp)[32 * j] = {};
-            }
+            float sum[TILES][4] = {};
             auto ahead = [&](int s) { return slot + s < p.slots ? slot + s : slot + s - p.slots; };
             for (int s = 0; s < p.slots - 1 && s < stages; ++s) {
                 if (engine()) stretch_rows(s, ahead(s));
@@ -280,7 +251,7 @@ template <int TYPE, int TILES> struct Several : Staged<TYPE, TILES> {
                     } else {
 #pragma unroll 1
                         for (int d = 0; d < DEEP; ++d) {
-                            if constexpr (B::LANES) meet_lanes(sum, mine, acts, part);
+                            if constexpr (GRID != 0) meet_signs(sum, mine, acts);
                             else if constexpr (B::LARGE) meet_block(sum, mine, acts);
                             else meet_units(sum, mine, acts);
                             if constexpr (DEEP > 1) {
@@ -298,42 +269,18 @@ template <int TYPE, int TILES> struct Several : Staged<TYPE, TILES> {
         }
     }
 
-    // Minimums and the sums of lanes go from warp to warp by way of shared memory.
-    VT_MEMBER void finish(const float (&sum)[TILES][OWN][4], int first, int part, i64 above) const {
-        if constexpr (!B::LANES) {
-            if (first >= rows || part + 1 < TEAM) return;
+    VT_MEMBER void finish(const float (&sum)[TILES][4], int first, int part, i64 above) const {
+        if (first >= rows || part + 1 < TEAM) return;
 #pragma unroll
-            for (int j = 0; j < TILES; ++j) {
-                if (j >= tiles) break;
-                float total[4];
+        for (int j = 0; j < TILES; ++j) {
+            if (j >= tiles) break;
+            float total[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    if constexpr (TURNS) total[i] = stages ? chain_of(warp / TEAM)[32 * j].x[i] : 0.0f;
-                    else total[i] = sum[j][0][i] * B::FOLD;
-                }
-                put(j, first, total, above);
+            for (int i = 0; i < 4; ++i) {
+                if constexpr (TURNS) total[i] = stages ? chain_of(warp / TEAM)[32 * j].x[i] : 0.0f;
+                else total[i] = sum[j][i] * B::FOLD;
             }
-        } else {
-            Four* meeting = (Four*)ring + warp / TEAM * 32 * TILES + lane;
-            for (int turn = 0; turn < TEAM; ++turn) {
-                if (part == turn) {
-#pragma unroll
-                    for (int j = 0; j < TILES; ++j) {
-                        Four held = {};
-                        if (turn > 0) held = meeting[32 * j];
-                        else if (B::MINIMUM) held = lows_of(warp + j % TEAM)[32 * (j / TEAM)];
-#pragma unroll
-                        for (int l = 0; l < OWN; ++l) {
-#pragma unroll
-                            for (int i = 0; i < 4; ++i) held.x[i] = held.x[i] + sum[j][l][i];
-                        }
-                        if (turn + 1 < TEAM) meeting[32 * j] = held;
-                        else if (j < tiles) put(j, first, held.x, above);
-                    }
-                }
-                if (engine()) before_copies();
-                __syncthreads();
-            }
+            put(j, first, total, above);
         }
     }
 };

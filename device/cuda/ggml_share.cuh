@@ -6,26 +6,26 @@ constexpr int MOST_SLOTS = 12;           // slots of a ring at most
 constexpr int SENDERS = 4, ADDERS = 4;  // warps that send for a slot and add its terms, rows by rows
 
 template <int TYPE> struct Tiles {
-    static constexpr int BYTES = Block<TYPE>::BYTES, SUMS = Block<TYPE>::LANES ? 8 : 1;  // SUMS: of a row
+    static constexpr bool SIGNS = TYPE >= IQ2_XXS;  // the i-quants: ggml_signs.cuh
+    static constexpr int BYTES = Block<TYPE>::BYTES;
     static constexpr bool ALIGNED = BYTES % 16 == 0;
-    static constexpr int ADD = SUMS == 8 ? ADDERS : 1;  // warps that add
     // Blocks of each row in a slot: where the last slot's products would take long, half as many.
     static constexpr int ITEMS = TYPE == Q6_K ? 8 : 16;
-    static constexpr int AT_ONCE = SUMS == 1 ? 4 : 1;  // blocks of sixteen rows that a warp has
+    static constexpr bool WHOLE = TYPE == Q2_K;      // a lane has whole blocks: ggml_whole.cuh
+    static constexpr int AT_ONCE = SIGNS || WHOLE ? 4 : 1;               // blocks of sixteen rows that a warp has
     static constexpr int MATES = ITEMS / AT_ONCE, TEAMS = CREW / MATES;  // MATES: warps of a slot
-    static constexpr bool MINIMUM = Block<TYPE>::MINIMUM, HALVES = TYPE == Q2_K;  // HALVES: minimums of half units
-    static constexpr int A_SUMS = MINIMUM ? HALVES ? 16 : 8 : 0;  // the activations', of a block
-    static constexpr bool LOWS = MINIMUM && SUMS == 8;            // minimums run by themselves
+    static constexpr bool HALVES = WHOLE || TYPE == Q6_K;              // scales of half units
+    static constexpr int A_SUMS = SIGNS || TYPE == Q3_K ? 0 : 16;  // the activations' sums, of a block
     // From row to row of a slot: rows' words of one number meet in no bank.
     static constexpr int PITCH = ALIGNED ? ITEMS * BYTES + 32 : 16 * ((ITEMS * BYTES + 80) / 16 | 1);
     static constexpr int SLOT = 16 * PITCH;
-    static constexpr int CODES = SUMS == 1 ? 272 : 256;  // from block to block of the row of a: four meet in no bank
+    static constexpr int CODES = AT_ONCE == 4 ? 272 : 256;  // from block to block of the row of a: four meet in no bank
 
     // Where the stretch begins that has blocks from number `item` of a slot on: the 16 bytes that its first one is in.
     static VT_MEMBER int start_of(int item) {
         return ALIGNED ? item * BYTES : (item * BYTES + 15 & ~15) + (item ? 32 : 0);
     }
-    // Where a row leaves its eight terms of block `item`, and that of its minimums after them: within that block.
+    // Where a row leaves its term of block `item`: within that block.
     static VT_MEMBER int terms_of(int item) { return ALIGNED ? item * BYTES : item * BYTES + 64 + 15 & ~15; }
 };
 

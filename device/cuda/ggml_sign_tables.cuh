@@ -4,12 +4,15 @@
 // after them what eight bits say of eight signs, the last of which is not asked, so that one product of bytes makes an
 // address of a byte, on the pipe that permutations leave alone. An entry's and a pattern's nibbles together pick four
 // signed bytes of eight: IQ2_XXS's from the magnitudes and their negatives, IQ3_XXS's from an entry and its negative.
-// (Tensor cores took longer: an instruction of theirs keeps others waiting for five cycles.)
+// Where memory is short, half as many patterns do (SHORT), for an instruction more. (Tensor cores took longer: an
+// instruction of theirs keeps others waiting for five cycles.)
 #pragma once
 #include "ggml_tiles.cuh"
 
 // TABLES_AT: where they begin within 65,536 bytes of shared memory, at whose beginning 1,024 bytes are the system's.
 constexpr int TABLE_BYTES = 256 * 256, SIGNS_AT = 128 * 256, TABLES_AT = 1024;
+constexpr int SHORT_BYTES = SIGNS_AT + 128 * 128;
+constexpr unsigned SEVEN = 127u << 7;  // bits of an address
 
 // Eight bits to the third bits of eight digits.
 VT_FN unsigned thirds_of(unsigned bits) {
@@ -20,9 +23,9 @@ VT_FN unsigned thirds_of(unsigned bits) {
 
 // `warps` warps of which this is number `warp` fill the tables; each reads its entries at once, and writes four at a
 // time, 16 bytes a lane.
-template <int TYPE> VT_MEMBER void fill_tables(u8* tables, int warp, int warps) {
+template <int TYPE, bool SHORT = false> VT_MEMBER void fill_tables(u8* tables, int warp, int warps) {
     int lane = threadIdx.x & 31;
-    for (int first = 32 * warp; first < 512; first += 32 * warps) {
+    for (int first = 32 * warp; first < (SHORT ? 384 : 512); first += 32 * warps) {
         unsigned entry = (unsigned)first + lane;
         if (first < 256) {
             if constexpr (TYPE == IQ2_XXS) entry = IQ2_XXS_DIGITS[entry];
@@ -80,7 +83,12 @@ static inline unsigned within(unsigned bits, unsigned mask, unsigned place) { re
 template <int BYTE> VT_FN unsigned of_byte(Tables t, unsigned bits) {
     return entry_at<0>(dot4_plain(bits, 0x80u << 8 * BYTE, t.place));
 }
-template <int L> VT_FN unsigned of_seven(Tables t, unsigned bits) {
+template <int L, bool SHORT> VT_FN unsigned of_seven(Tables t, unsigned bits) {
+    if (SHORT) {
+        if (L == 0) bits <<= 7;
+        if (L > 1) bits >>= 7 * (L - 1);
+        return entry_at<SIGNS_AT>(within(bits, SEVEN, t.place));
+    }
     if (L & 2) bits >>= 14;
     return entry_at<SIGNS_AT>(L & 1 ? within(bits, 127 * 128, t.place) : dot4_plain(bits, 0x80, t.place));
 }
@@ -89,9 +97,9 @@ template <int L> VT_FN unsigned of_seven(Tables t, unsigned bits) {
 VT_FN unsigned negatives_of(Tables t, unsigned x) { return times_plus(x, t.minus_one, 0x01010100u); }
 
 // Eight values of a unit from 8 L on, four and four; `bits` has their numbers in the grid.
-template <int TYPE, int L>
+template <int TYPE, int L, bool SHORT = false>
 VT_FN void eight_values(unsigned& low, unsigned& high, Tables tables, unsigned bits, unsigned beside) {
-    unsigned minus = of_seven<L>(tables, beside);
+    unsigned minus = of_seven<L, SHORT>(tables, beside);
     if constexpr (TYPE == IQ2_XXS) {
         unsigned digits = times_plus(of_byte<L>(tables, bits), tables.one, minus);
         low = picked(tables.plus, 0x00d5e7f8u, digits);

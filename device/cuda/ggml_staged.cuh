@@ -6,9 +6,9 @@
 // correction, which for sizes of the middle were tried with every mantissa.
 #pragma once
 #include "early.cuh"
-#include "fast.cuh"
 #include "ggml_blocks.cuh"
 #include "ggml_codes.cuh"
+#include "ggml_sizes.cuh"
 
 #define STAGED_DEPTH 4  // vectors of 8 a lane, device/ggml.py
 
@@ -32,20 +32,6 @@ static inline float sum_cut(float a, float b) {
 static inline unsigned negative_bytes(float a, float b) { return (vt_bits(a) < 0 ? 255u : 0u) | (vt_bits(b) < 0 ? 0xff00u : 0u); }
 #endif
 
-// The larger of either half.
-VT_FN unsigned larger_halves(unsigned a, unsigned b) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    unsigned c;
-    asm("max.u16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-#else
-    const unsigned low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu, high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
-    return low | high << 16;
-#endif
-}
-
-VT_FN unsigned larger_of(unsigned a, unsigned b) { return a > b ? a : b; }
-
 // The largest size of eight as a float32's bits, which order like sizes; NaN is more than infinity.
 template <bool BRAIN> VT_FN unsigned size_of_eight(const Raw<8>& raw, const float (&x)[8]) {
     if (BRAIN) {
@@ -58,21 +44,6 @@ template <bool BRAIN> VT_FN unsigned size_of_eight(const Raw<8>& raw, const floa
 #pragma unroll
     for (int i = 0; i < 8; ++i) top = larger_of(top, (unsigned)vt_bits(x[i]) & 0x7fffffffu);
     return top;
-}
-
-// From 2^-90 to 2^90.
-VT_FN bool of_the_middle(unsigned size) { return size - 0x12800000u < 0x5a000000u; }
-VT_FN float near_reciprocal(float x) {
-    const float near = fast_reciprocal(x);
-    return vt_fma(near, -vt_fma(x, near, -1.0f), near);
-}
-VT_FN float over_127(float size) {
-    const float back = vt_float(0x3c010204), near = size * back;
-    return vt_fma(-vt_fma(near, 127.0f, -size), back, near);
-}
-VT_FN float of_127(float size) {
-    const float back = near_reciprocal(size), near = 127.0f * back;
-    return vt_fma(vt_fma(-near, size, 127.0f), back, near);
 }
 
 // Four numbers under 128 to the nearest integers, halves away from zero.

@@ -7,7 +7,7 @@
 // What stands together of eight rows of activations and 256 k: codes, sums that minimums meet, scales.
 template <int TYPE> struct Record {
     using B = Block<TYPE>;
-    static constexpr int CODES = B::LANES ? 4096 : 2048, SUMS = B::MINIMUM ? 256 : 0, SCALES = B::LARGE ? 32 : 256;
+    static constexpr int CODES = 2048, SUMS = B::MINIMUM ? 256 : 0, SCALES = B::LARGE ? 32 : 256;
     static constexpr int BYTES = CODES + SUMS + SCALES;
 };
 
@@ -34,10 +34,8 @@ template <int TYPE, int TILES> struct Staged {
     static constexpr int PIECES = (CHUNK + 14) / 16 + 1;                // of 16 bytes, wherever it begins
     static constexpr int PITCH = 16 * (PIECES | 1);                     // rows meet in no bank
     static constexpr int ABREAST = PIECES <= 8 ? 8 : PIECES <= 16 ? 16 : PIECES <= 32 ? 32 : 64;  // threads that send a row's
-    // Warps that have sixteen rows together, and the sums of each.
-    static constexpr int TEAM = B::LANES || TURNS ? 2 : 1, OWN = B::LANES ? 4 : 1;
-    static constexpr int LOWS = (TILES + 1) / 2;  // eights whose minimums a warp adds up, in shared memory
-    static constexpr int LOW_BYTES = B::LANES && B::MINIMUM ? (TILES == 2 ? 14 : 8) * 32 * 16 * LOWS : 0;
+    // Warps that have sixteen rows together.
+    static constexpr int TEAM = TURNS ? 2 : 1;
     static constexpr int CHECKED = TILES < 4 || SPARING ? 1 : 2;  // eights of rows that are there or not together
     static constexpr int GRID = TYPE == IQ2_XXS || TYPE == IQ3_XXS ? 1024 : 0;
 
@@ -54,13 +52,11 @@ template <int TYPE, int TILES> struct Staged {
         stages = (int)((p.units + 8 * DEEP - 1) / (8 * DEEP));
         memory = shared;
         barriers = (u64*)(shared + GRID + CHAINS);
-        ring = shared + GRID + CHAINS + BARRIERS + LOW_BYTES;
+        ring = shared + GRID + CHAINS + BARRIERS;
         span = (int)blockDim.x / 32 / TEAM * 16;
         slot_bytes = span * PITCH + TILES * DEEP * R::BYTES;
     }
-    VT_MEMBER Four* lows_of(int warp) const { return (Four*)(ring - LOW_BYTES) + warp * 32 * LOWS + lane; }
-    // Whether rows come by Hopper's copy engine; threads' own copies were faster with eight lanes of many rows.
-    VT_MEMBER bool engine() const { return !(B::LANES && TILES > 2) && p.bulk != 0; }
+    VT_MEMBER bool engine() const { return p.bulk != 0; }  // whether rows come by Hopper's copy engine
     VT_MEMBER const u8* row(int i) const { return p.b + (top + i) * p.stride; }
 
     // Nothing past the end of a row is touched, and of what is before it, its sixteen bytes alone.

@@ -1,14 +1,15 @@
 // Q3_K's blocks meet a row of activations on the tensor cores: sixteen rows of the weight at once, a block a warp.
 //
-// Senders, a crew and adders, as in ggml_tiles.cuh. What bounds it is the number of instructions, not bytes: some 290 for a
-// block of sixteen rows, beside products and shared memory that hardly overlap with them. So a warp keeps the activations of
-// its block in registers while it meets that block of one tile after the other. Words of the next tile, fetched while those
-// of one meet, were no gain, nor were fewer senders or adders, with more registers for the crew.
+// Senders, a crew and one that adds, as in ggml_tiles.cuh. What bounds it is the number of instructions, not bytes. So a
+// warp keeps the activations of its block in registers while it meets that block of one tile after the other; codes are
+// masked where they lie, at whatever power of two; and scales are multiplied into sums, of which there are few. Each of
+// the products' eight columns has the activations of one sub-block alone, zeros elsewhere: four products leave the sums of
+// the eight sub-blocks of a half beside each other.
 #pragma once
 #include "ggml_tiles.cuh"
 
-constexpr int MIDDLE = 0x4b400000;  // bits of 1.5 * 2^23, to which integers can be added
-constexpr int TURNS = 8, SUMS_KEPT = TURNS * 128 * 4;  // tiles that take turns, bytes of sums of those that wait
+constexpr int TWO = 2;  // warps that send, eight rows each: with more, others would have fewer registers
+constexpr int TURNS = 8, SUMS_KEPT = TURNS * 16 * 4;  // tiles that take turns, bytes of sums of those that wait
 
 // Sixteen blocks of a tile, the same ones of the next, of TURNS tiles, then their next sixteen, so that a place in a slot
 // has one block again and again. Where blocks are no eights, a tile after the other: a slot has two stretches of a row.
@@ -22,6 +23,12 @@ struct Walk {
     VT_MEMBER int tile() const { return first + turn; }
     VT_MEMBER int block() const { return chunk + at; }
     VT_MEMBER int together(int left) const { return size - at < left ? size - at : left; }
+    // Steps of `per` on which the block stays the same.
+    VT_MEMBER int same(int per) const {
+        if (blocks <= per) return tiles;
+        int others = (turns < tiles - first ? turns : tiles - first) - 1 - turn;
+        return turns == 1 ? 1 : 1 + (size < per ? others >> 1 : others);
+    }
     VT_MEMBER void forward(int step) {
         at += step;
         while (at >= size) {
@@ -41,64 +48,89 @@ struct Walk {
     }
 };
 
-// The row's codes as lanes take them, and of each block its scale.
-VT_MEMBER void code_threes(const Share& w, Eights& eights) {
-    int lane = threadIdx.x & 31, part = lane & 3, unit = lane >> 2;
-    int within = (unit >> 1) * 64 + (unit & 1) * 8 + (part >> 1) * 32 + ((part ^ part >> 1) & 1) * 4;
+// A block's codes as they lie, the sums of sixteen of them, and their scale.
+VT_MEMBER void put_three(const Share& w, int block, const Words& c) {
+    int lane = threadIdx.x & 31;
+    *(uint2*)(w.codes + block * 256 + 8 * lane) = {c.low, c.high};
+    int total = dot4(c.low, 0x01010101u, dot4(c.high, 0x01010101u, 0));
+    total += __shfl_xor_sync(ALL, total, 1);
+    if ((lane & 1) == 0) w.sums[block * 16 + lane / 2] = (unsigned short)total;
+    if (lane == 0) w.scales[block] = c.d;
+}
+
+// A warp's blocks, as many at once as it has, or four: one after the other they take long. Words of values that are far
+// off are made as everywhere else.
+template <int AT_ONCE> VT_MEMBER void code_threes(const Share& w, Eights& eights) {
 #pragma unroll 1
-    for (int block = (int)threadIdx.x >> 5; block < w.blocks; block += CREW) {
-        float x[8];
-        eights.next(x);
-        Words c = words_256(x);
-        u8* to = w.codes + block * Tiles<Q3_K>::CODES + within;
-        *(unsigned*)to = c.low;
-        *(unsigned*)(to + 16) = c.high;
-        if (lane == 0) w.scales[block] = c.d;
+    for (int block = (int)threadIdx.x >> 5; block < w.blocks; block += AT_ONCE * CREW) {
+        float x[AT_ONCE][8];
+        unsigned largest[AT_ONCE];
+        bool far = false;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            eights.next(x[i]);
+            float most = 0.0f;
+#pragma unroll
+            for (int k = 0; k < 8; ++k) most = larger(most, vt_abs(x[i][k]));
+            largest[i] = largest_of_warp((unsigned)vt_bits(most));
+            far |= block + i * CREW < w.blocks && far_off(largest[i]);
+        }
+        Words c[AT_ONCE];
+        if (__builtin_expect(far, 0)) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) c[i] = words_256(x[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                float inverse = quotient_of(127.0f, vt_float((int)largest[i]));
+                unsigned near[8];
+#pragma unroll
+                for (int k = 0; k < 8; ++k) near[k] = (unsigned)vt_bits(inverse * x[i][k] + 12582912.0f);
+                c[i].d = quotient_of(1.0f, inverse);
+                c[i].low = permute(permute(near[0], near[1], 0x0040), permute(near[2], near[3], 0x0040), 0x5410);
+                c[i].high = permute(permute(near[4], near[5], 0x0040), permute(near[6], near[7], 0x0040), 0x5410);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (block + i * CREW < w.blocks) put_three(w, block + i * CREW, c[i]);
     }
 }
 
-// Terms of the slots' blocks in the order of blocks: a lane has one of a row's eight sums. `kept`: those of tiles whose turn
-// it is not.
+// Terms of the slots' blocks in the order of blocks: a lane has a row. `kept`: sums of tiles whose turn it is not.
 VT_MEMBER void add_threes(const Row& p, const Share& w, float* kept) {
     using T = Tiles<Q3_K>;
-    int lane = threadIdx.x & 31, adder = (int)threadIdx.x / 32 - CREW - SENDERS;
-    int row = adder / 2 * 8 + lane / 8 * 2 + adder % 2;  // four rows' terms meet in no bank
+    int lane = threadIdx.x & 31, row = lane & 15, slot = 0;
     Walk at(w.blocks, (w.last - w.first + 15) / 16);
-    const u8* own = w.ring + row * T::PITCH + lane % 8 * 4;
-    kept += adder * 32 + lane;
-    int slot = 0;
+    kept += row;
     unsigned round = 0;
     for (int left = w.all; left > 0;) {
         phase_over(w.done + slot, round);
         bool again = left > w.slots * w.per;  // whether others come into the slot
         int count = left < w.per ? left : w.per;
         left -= count;
-        const u8* from = own + slot * T::SLOT;
+        const float* from = w.ones + slot * T::ITEMS * 16 + row;
         for (int item = 0; item < count;) {
-            int n = at.together(count - item);
-            float sum = at.block() > 0 ? kept[at.turn * 128] : 0.0f;
-            for (int i = item; i < item + n; i += 8) {
-                if (i + 8 <= item + n && i % 8 == 0) {  // at distances that are known when compiled
-                    float term[8];
-                    const u8* terms = from + i * T::BYTES;
+            int n = at.together(count - item), i = 0;
+            float sum = at.block() > 0 ? kept[at.turn * 16] : 0.0f;
+            const float* terms = from + item * 16;
+            for (; i + 8 <= n; i += 8) {
+                float term[8];
 #pragma unroll
-                    for (int k = 0; k < 8; ++k) term[k] = *(const float*)(terms + T::terms_of(k));
+                for (int k = 0; k < 8; ++k) term[k] = terms[(i + k) * 16];
 #pragma unroll
-                    for (int k = 0; k < 8; ++k) sum = sum + term[k];
-                } else {
-#pragma unroll 1
-                    for (int k = i; k < i + 8 && k < item + n; ++k)
-                        sum = sum + *(const float*)(from + T::terms_of(k));
-                }
+                for (int k = 0; k < 8; ++k) sum = sum + term[k];
             }
+#pragma unroll 1
+            for (; i < n; ++i) sum = sum + terms[i * 16];
             if (at.block() + n == w.blocks) {
                 int column = w.first + 16 * at.tile() + row;
-                float total[1] = {0.0f};
-#pragma unroll
-                for (int c = 0; c < 8; ++c) total[0] = total[0] + __shfl_sync(ALL, sum, (lane & 24) + c);
-                if (lane % 8 == 0 && column < w.last) store(p.out, column, total, (int)p.kind);
+                float total[1] = {sum};
+                if (lane < 16 && column < w.last) store(p.out, column, total, (int)p.kind);
             } else {
-                kept[at.turn * 128] = sum;
+                warp_meets();
+                if (lane < 16) kept[at.turn * 16] = sum;
+                warp_meets();
             }
             item += n;
             at.forward(n);
@@ -115,64 +147,143 @@ VT_MEMBER void add_threes(const Row& p, const Share& w, float* kept) {
     }
 }
 
-// Lanes' integers and MIDDLE of a block of rows g and g + 8. A lane has two words of every 32 bytes, both of one half, at
-// `first` and `other`: t has 0 and 2, 1 and 3, 6 and 4, or 7 and 5, so that the first ones of eight rows meet in no bank, nor
-// do the second ones; and of `scales` the bytes `low` and `high` pick. Where blocks begin APART from words, `select` picks a
-// word out of two. A code from -4 to 3 times its scale from -32 to 31, and 127: a byte of a word that is multiplied as one
-// number.
-template <bool APART>
-VT_MEMBER void meet_three(int (&total)[4], float (&factor)[2], const u8* first, const u8* other, const u8* scales,
-                          const unsigned (&b)[16], unsigned select, unsigned low, unsigned high) {
+// What a lane 4 g + t keeps while its warp has one block. Lane's words of every 32 bytes are at `first` and `other` of a
+// row. FORM: STRAIGHT, or all rows' blocks begin ODD, two bytes after a multiple of four, or (MIXED) some do. Where all
+// are odd, words are taken as they lie: those of lanes 0 to 3 from the second byte on, and what is left of the 32 bytes,
+// two bytes before and two behind, is lane 3's, which has them from two words; the activations are placed alike.
+enum { STRAIGHT, ODD, MIXED };
+struct Kept {
+    unsigned b[16];  // of field f of half h 8 h + 2 f and the next one: the column's, if it is of the lane's sub-block
+    int begin[4];    // what sums begin with: codes are 4 too large
+    unsigned select, up, one[4];  // up: of scales' upper bits to where they stand in the first half's
+    int less, first, other, down, scale;  // down: of upper bits to the second half's; scale: where the lane's row has it
+    float d;
+};
+
+// The sums of rows g and g + 8, 32 times as large, of this lane's sub-blocks.
+template <int FORM> VT_MEMBER void meet_three(int (&sum)[2], const Kept& k, const u8* of, int t) {
     constexpr int DOWN = 8 * Tiles<Q3_K>::PITCH;
-    unsigned q[2][2][2], s[2][2], third[2][2];
+    unsigned q[3][4], pair[2], high[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const u8 *one = first + r * DOWN, *two = other + r * DOWN, *beside = scales + r * DOWN;
+        const u8 *row = of + r * DOWN, *one = row + k.first, *two = row + k.other, *beside = row;
+        unsigned before = 0;
+        if constexpr (FORM == ODD) before = *(const unsigned*)row, beside += 2;
+        if constexpr (FORM == MIXED) beside += k.select & 2;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            q[r][h][0] = word_of<APART>(one + 32 + 32 * h, select);
-            q[r][h][1] = word_of<APART>(two + 32 + 32 * h, select);
+        for (int i = 0; i < 3; ++i) {
+            if constexpr (FORM == MIXED) {
+                q[i][r] = word_of<true>(one + 32 * i, k.select);
+                q[i][2 + r] = word_of<true>(two + 32 * i, k.select);
+            } else {
+                unsigned last = *(const unsigned*)(two + 32 * i);
+                q[i][r] = *(const unsigned*)(one + 32 * i);
+                q[i][2 + r] = FORM == ODD ? picked(last, before, k.select) : last;
+                before = last;
+            }
         }
-        unsigned bits[2] = {word_of<APART>(one, select), word_of<APART>(two, select)}, w[3], d;
-#pragma unroll
-        for (int i = 0; i < 3; ++i) w[i] = word_of<APART>(beside + 4 * i, select);
-        if constexpr (APART) d = picked(*(const unsigned*)(beside + 12), 0, select) & 0xffffu;
-        else d = half_at(beside + 12);
-        factor[r] = widen_f16(d) * factor[r];
-        // Bytes of units 0 to 3 and 4 to 7, each of this lane's half of a unit, and 32.
-        unsigned four = permute(w[0], w[1], low), two_bits = permute(w[2], 0, high);
-        two_bits = permute(two_bits, two_bits >> 2, 0x7610u);
-        s[r][0] = (four & 0x0f0f0f0fu) | (two_bits << 4 & 0x30303030u);
-        s[r][1] = (four >> 4 & 0x0f0f0f0fu) | (two_bits & 0x30303030u);
-#pragma unroll
-        for (int i = 0; i < 2; ++i)  // third bits of units u and u + 2 four apart: bits 2 and 3 meet 4 and 5
-            third[r][i] = chosen(0x30303030u, bits[i] << 2, chosen(0x0c0c0c0cu, bits[i] >> 2, bits[i]));
+        pair[r] = half_at(beside + 96 + 2 * t);
+        high[r] = half_at(beside + 104 + 2 * (t & 1));
     }
+    int total[2][4];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+        total[h][0] = total[h][2] = k.begin[2 * h];
+        total[h][1] = total[h][3] = k.begin[2 * h + 1];
+        unsigned even[4], odd[4], a[4];
 #pragma unroll
-        for (int v = 0; v < 2; ++v) {  // units 4 h + v and 4 h + v + 2
-            unsigned codes[4];
+        for (int i = 0; i < 4; ++i) {  // third bits of fields 0 and 1 at 2 and 3 of a byte, of fields 2 and 3 at 6 and 7
+            unsigned w = q[0][i], third = h ? chosen(0x0f0f0f0fu, w >> 2, w) : chosen(0x0f0f0f0fu, w << 2, w << 4);
+            even[i] = chosen(0x33333333u, q[1 + h][i], third);
+            odd[i] = chosen(0x66666666u, q[1 + h][i] >> 1, third);
+        }
+        constexpr unsigned MASK[4] = {0x07070707u, 0x0e0e0e0eu, 0x70707070u, 0xe0e0e0e0u};
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                unsigned two = q[i & 1][h][i >> 1] >> 2 * v, top = third[i & 1][i >> 1];
-                codes[i] = chosen(0x33333333u, two, h && v ? top >> 1 : top << 2 - 2 * h - v);
-            }
+        for (int f = 0; f < 4; ++f) {
 #pragma unroll
-            for (int upper = 0; upper < 2; ++upper) {
-                int unit = 4 * h + v + 2 * upper;
-                unsigned a[4], scale[2], more[2];
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    scale[r] = (unsigned)dot4(s[r][h], 1u << 8 * (v + 2 * upper), -32);
-                    more[r] = times_plus(scale[r], 0u - 0x04040404u, 0x7f7f7f7fu);
-                }
-#pragma unroll
-                for (int i = 0; i < 4; ++i) a[i] = (codes[i] >> 4 * upper & 0x07070707u) * scale[i & 1] + more[i & 1];
-                multiply_unsigned(total, a, b[2 * unit], b[2 * unit + 1]);
-            }
+            for (int i = 0; i < 4; ++i) a[i] = (f & 1 ? odd[i] : even[i]) & MASK[f];
+            multiply_unsigned(total[h], a, k.b[8 * h + 2 * f], k.b[8 * h + 2 * f + 1]);
         }
     }
+    // Scales of the first half's two sub-blocks of row g, then of row g + 8; and of the second half's.
+    unsigned fours = times_plus(pair[1], 0x10000u, pair[0]), twos = times_plus(high[1], 0x10000u, high[0]);
+    unsigned s[2] = {(fours & 0x0f0f0f0fu) | (times_plus(twos, k.up, 0) & 0x30303030u),
+                     (fours >> 4 & 0x0f0f0f0fu) | (twos >> k.down & 0x30303030u)};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        sum[r] = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int column = 2 * r + (i & 1);
+            sum[r] += dot4(s[i >> 1], k.one[column], k.less) * total[i >> 1][column];
+        }
+    }
+}
+
+// The activations of `block`, whose rows begin `odd` as FORM says.
+template <int FORM> VT_MEMBER void keep_three(Kept& k, const Share& w, int block, int lane, int odd) {
+    int g = lane >> 2, t = lane & 3;
+    const unsigned* codes = (const unsigned*)(w.codes + block * 256) + lane;
+    const unsigned* sums = (const unsigned*)(w.sums + block * 16) + t;
+    const int shift = 2 * (t & 2) + (t & 1);  // of the lane's field
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        unsigned own = codes[32 * h], more = 0, both = sums[4 * h];
+        if constexpr (FORM == ODD) {
+            own = t == 3 ? own >> 16 : permute(own, codes[32 * h + (t != 3)], 0x5432u);
+            more = t == 3 ? codes[32 * h - 3] << 16 : 0;
+        }
+#pragma unroll
+        for (int f = 0; f < 4; ++f) {
+            bool mine = g >> 1 == f;
+            k.b[8 * h + 2 * f] = mine ? g & 1 ? more : own : 0;
+            k.b[8 * h + 2 * f + 1] = mine ? g & 1 ? own : more : 0;
+        }
+        k.begin[2 * h] = (int)(short)both * (int)(0u - (4u << shift));
+        k.begin[2 * h + 1] = ((int)both >> 16) * (int)(0u - (4u << shift));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) k.one[i] = 32u >> shift << 8 * i;
+    k.less = (int)(0u - (1024u >> shift));
+    k.first = 4 * t + (FORM == ODD ? 4 : 0);
+    k.other = FORM == ODD ? t < 3 ? 20 + 4 * t : 32 : 16 + 4 * t;
+    k.select = FORM == ODD ? t < 3 ? 0x3210u : 0x7610u : odd ? 0x5432u : 0x3210u;
+    k.up = t < 2 ? 16 : 4;
+    k.down = t & 2;
+    k.scale = (t & 1) * 8 * Tiles<Q3_K>::PITCH + 108 + odd;
+    k.d = w.scales[block];
+}
+
+// A warp's place in the ring, and where its block and its terms are in a slot.
+struct Round {
+    int slot = 0;
+    unsigned round = 0;
+    const u8* of;
+    float* ones;
+    VT_MEMBER void forward(int slots) {
+        if (++slot == slots) {
+            slot = 0;
+            round ^= 1;
+        }
+    }
+};
+
+// The same block of as many slots, one after the other.
+template <int FORM> VT_MEMBER void meet_run(const Share& w, const Kept& k, Round& at, int slots, int t) {
+    using T = Tiles<Q3_K>;
+    do {
+        phase_over(w.full + at.slot, at.round);
+        const u8* of = at.of + at.slot * T::SLOT;
+        int sum[2];
+        meet_three<FORM>(sum, k, of, t);
+        int mine = t & 1 ? sum[1] : sum[0];
+        mine += __shfl_xor_sync(ALL, t & 1 ? sum[0] : sum[1], 1);
+        mine += __shfl_xor_sync(ALL, mine, 2);
+        float term = (float)mine * 0.03125f * (f16_at(of + k.scale) * k.d);
+        if (t < 2) at.ones[at.slot * T::ITEMS * 16] = term;
+        arrive(w.done + at.slot);  // each lane for its own terms: race checkers do not let one lane speak for all
+        at.forward(w.slots);
+    } while (--slots > 0);
 }
 
 // A place of the slots: its activations come with the first of them that has another block than the one before.
@@ -180,63 +291,75 @@ VT_MEMBER void meet_threes(const Row& p, const Share& w) {
     using T = Tiles<Q3_K>;
     int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     int item = warp ^ (warp >> 2 & 1);  // blocks at odd halves of words take longer: two a scheduler
-    Walk at(w.blocks, (w.last - w.first + 15) / 16);
-    at.forward(item);
+    Walk walk(w.blocks, (w.last - w.first + 15) / 16);
+    walk.forward(item);
     // Eight rows further on it is the same.
     const int skew = (int)(unsigned long long)(p.b + (w.first + g) * p.stride) & 15;
-    const int words = 4 * t + (t & 2) * 8;
-    const unsigned low = t < 2 ? 0x6420u : 0x7531u, high = t < 2 ? 0x2020u : 0x3131u;
-    // Column g of the activations is lane g's: a byte of even words, which t = 0 and 2 have, or of odd ones.
-    const unsigned mine = (g < 4) == ((t & 1) == 0) ? 0xffu << 8 * (g & 3) : 0u;
-    unsigned b[16], select = 0, round = 0;
-    int begin[2] = {}, within = 0, known = -1, slot = 0;
-    bool apart = false;
-    float d = 0.0f;
-    for (int before = 0; before < w.all; before += w.per) {
-        int block = at.block();
-        bool has = item < w.per && before + item < w.all;
-        if (has && block != known) {
-            known = block;
-            int all[4] = {MIDDLE, MIDDLE, MIDDLE, MIDDLE};  // and -127 times the activations' sums
-            const unsigned minus[4] = {0x81818181u, 0x81818181u, 0x81818181u, 0x81818181u};
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                uint4 x = *(const uint4*)(w.codes + block * 256 + 64 * k + 16 * t);
-                b[4 * k] = x.x & mine, b[4 * k + 1] = x.y & mine, b[4 * k + 2] = x.z & mine, b[4 * k + 3] = x.w & mine;
-                multiply_bytes(all, minus, b[4 * k], b[4 * k + 1]);
-                multiply_bytes(all, minus, b[4 * k + 2], b[4 * k + 3]);
+    Round at;
+    at.ones = w.ones + item * 16 + g + 8 * (t & 1);
+    Kept k;
+    // Of all slots those that have a block here: the last one may be short.
+    const int all = (w.all + w.per - 1) / w.per, mine = item >= w.per ? 0 : all - (item >= w.all - (all - 1) * w.per);
+    int slots = 0;
+    for (int left = mine; left > 0; left -= slots) {
+        int block = walk.block();
+        int run = item - walk.at, ahead = run > 0 ? walk.at : item;  // where the stretch begins that has the block
+        int within = (run > 0 ? T::start_of(run) : 0) + (skew + (block - ahead) * T::BYTES & 15) + ahead * T::BYTES;
+        int odd = within & 2;
+        slots = walk.same(w.per);
+        if (slots > left) slots = left;
+        at.of = w.ring + within + g * T::PITCH - odd;
+        if (!__any_sync(ALL, odd)) {
+            keep_three<STRAIGHT>(k, w, block, lane, odd);
+            meet_run<STRAIGHT>(w, k, at, slots, t);
+        } else if (!__any_sync(ALL, !odd)) {
+            keep_three<ODD>(k, w, block, lane, odd);
+            meet_run<ODD>(w, k, at, slots, t);
+        } else {
+            keep_three<STRAIGHT>(k, w, block, lane, odd);
+            meet_run<MIXED>(w, k, at, slots, t);
+        }
+        if (w.blocks > T::ITEMS) walk.forward(slots * w.per);  // else each slot has the same
+    }
+#pragma unroll 1
+    for (int left = all - mine; left > 0; --left) {
+        phase_over(w.full + at.slot, at.round);
+        arrive(w.done + at.slot);
+        at.forward(w.slots);
+    }
+}
+
+// Rows from the sixteen bytes that a stretch begins in, for so many slots at most; nothing past the weight is touched.
+VT_MEMBER void send_threes(const Row& p, const Share& w, Sent<Walk>& sent, int slots) {
+    using T = Tiles<Q3_K>;
+    constexpr int ROWS = 16 / TWO;
+    int lane = threadIdx.x & 31, mine = ((int)threadIdx.x / 32 - CREW) * ROWS + lane;
+    for (; sent.left > 0 && slots > 0; --slots) {
+        phase_over(w.empty + sent.slot, sent.parity);
+        int count = sent.left < w.per ? sent.left : w.per;
+        sent.left -= count;
+        for (int item = 0; item < count;) {
+            int n = sent.at.together(count - item), row = w.first + 16 * sent.at.tile() + mine;
+            if (lane < ROWS && row < w.last) {
+                const u8* from = p.b + row * p.stride + sent.at.block() * T::BYTES;
+                u8* to = w.ring + sent.slot * T::SLOT + mine * T::PITCH + T::start_of(item);
+                int skew = (int)(unsigned long long)from & 15, end = skew + n * T::BYTES, whole = end + 15 & ~15;
+                from -= skew;
+                if (__builtin_expect(row + 1 == (int)p.columns && sent.at.block() + n == w.blocks, 0)) {
+                    whole = end & ~15;
+#pragma unroll 1
+                    for (int i = whole; i < end; i += 2) *(unsigned short*)(to + i) = *(const unsigned short*)(from + i);
+                }
+                if (whole) stretch(to, from, whole, w.full + sent.slot);
             }
-            begin[0] = all[0], begin[1] = all[1];
-            d = w.scales[block];
-            int run = item - at.at, ahead = run > 0 ? at.at : item;  // where the stretch begins that has the block
-            within = (run > 0 ? T::start_of(run) : 0) + (skew + (block - ahead) * T::BYTES & 15) + ahead * T::BYTES;
-            apart = __any_sync(ALL, within & 2);
-            select = within & 2 ? 0x5432u : 0x3210u;
-            within += g * T::PITCH;
+            item += n;
+            sent.at.forward(n);
         }
-        phase_over(w.full + slot, round);
-        if (has) {
-            u8* held = w.ring + slot * T::SLOT;
-            const u8* of = held + (within & ~3);
-            int total[4] = {begin[0], begin[1], begin[0], begin[1]};
-            float factor[2] = {d, d};
-            if (apart) meet_three<true>(total, factor, of + words, of + (words ^ 8), of + 96, b, select, low, high);
-            else meet_three<false>(total, factor, of + words, of + (words ^ 8), of + 96, b, select, low, high);
-            warp_meets();  // everybody has read the block
-            u8* to = held + T::terms_of(item) + g * T::PITCH + 8 * t;
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                float x = factor[k] * (vt_float(total[2 * k]) - 12582912.0f);
-                float y = factor[k] * (vt_float(total[2 * k + 1]) - 12582912.0f);
-                *(uint2*)(to + 8 * k * T::PITCH) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
-            }
+        if (lane < ROWS) arrive(w.full + sent.slot);
+        if (++sent.slot == w.slots) {
+            sent.slot = 0;
+            sent.parity ^= 1;
         }
-        arrive(w.done + slot);  // each lane for its own terms: race checkers do not let one lane speak for all
-        if (++slot == w.slots) {
-            slot = 0;
-            round ^= 1;
-        }
-        if (w.blocks > T::ITEMS) at.forward(w.per);  // else each slot has the same
     }
 }
 
@@ -244,7 +367,7 @@ template <int TYPE> VT_MEMBER void in_threes(const Row& p, int grid, int each, i
     using T = Tiles<TYPE>;
     VT_SHARED(shared);
     others_may_start();
-    int warp = (int)threadIdx.x >> 5;
+    int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     u8* memory = in_register(shared);
     Share w;
     w.blocks = (int)(p.depth / 256);
@@ -252,9 +375,11 @@ template <int TYPE> VT_MEMBER void in_threes(const Row& p, int grid, int each, i
     w.full = (u64*)memory;
     w.done = w.full + MOST_SLOTS;
     w.empty = w.done + MOST_SLOTS;
-    w.ring = memory + 24 * MOST_SLOTS;
+    w.ones = (float*)(w.empty + MOST_SLOTS);
+    w.ring = (u8*)w.ones + slots * T::ITEMS * 64;
     w.codes = w.ring + slots * T::SLOT;
-    w.scales = (float*)(w.codes + w.blocks * T::CODES);
+    w.sums = (unsigned short*)(w.codes + w.blocks * 256);
+    w.scales = (float*)(w.sums + w.blocks * 16);
     w.first = begin_of((int)blockIdx.x, grid, (int)p.columns, each);
     w.last = begin_of((int)blockIdx.x + 1, grid, (int)p.columns, each);
     w.per = w.blocks < T::ITEMS ? w.blocks : T::ITEMS;
@@ -264,12 +389,26 @@ template <int TYPE> VT_MEMBER void in_threes(const Row& p, int grid, int each, i
     if (warp < CREW) {
         after_others();
         Eights eights(p, (int)threadIdx.x, 32 * CREW);
-        code_threes(w, eights);
+        if (w.blocks <= CREW) code_threes<1>(w, eights);
+        else if (w.blocks <= 2 * CREW) code_threes<2>(w, eights);
+        else code_threes<4>(w, eights);
     } else {
-        begin_ring<TYPE>(p, w, sent, CREW, ADDERS);
+        if (lane == 0) {
+            bool sends = warp < CREW + TWO;
+#pragma unroll 1
+            for (int i = sends ? warp - CREW : 0; i < slots; i += sends ? TWO : 1) {
+                phases_begin(sends ? w.full + i : w.done + i, sends ? 16 : 32 * CREW);
+                if (sends) phases_begin(w.empty + i, 1);
+            }
+            phases_seen();
+        }
+        if (warp < CREW + TWO) team_meets(1, 32 * TWO);
+        after_others();
+        // Any more would keep loads of a waiting.
+        if (warp < CREW + TWO) send_threes(p, w, sent, w.blocks > CREW ? 2 : 1);
     }
     __syncthreads();
     if (warp < CREW) meet_threes(p, w);
-    else if (warp < CREW + SENDERS) send_for<TYPE>(p, w, sent, 0x7fffffff, true);
+    else if (warp < CREW + TWO) send_threes(p, w, sent, 0x7fffffff);
     else add_threes(p, w, w.scales + w.blocks);
 }

@@ -2,47 +2,14 @@
 //
 // Senders bring bytes by the copy engine: a slot of a ring is sixteen rows by up to sixteen blocks, neighbours in the
 // order of tiles and, within a tile, of blocks, so that a slot may end one tile and begin another: two stretches of a
-// row. They send for the first slots before anybody else has begun, and for the others once the row of a is coded: loads
-// of it would wait for all that. Sixteen warps code that row first; then they take a slot's blocks, one at a time on the
-// tensor cores where sums run in eight lanes (ggml_meet.cuh), else four (ggml_whole.cuh), and leave their terms where the
-// block was, or beside the ring. Adders add terms in the order of blocks and hand the slot back. Nobody waits for a
-// neighbour, but for bytes, for terms or for a slot.
+// row. They begin as soon as the row of a is asked for. Sixteen warps code that row; then they take a slot's blocks, one at
+// a time on the tensor cores (ggml_meet.cuh), and leave its rows' terms where the block was. An adder adds terms in the
+// order of blocks and hands the slot back. Nobody waits for a neighbour, but for codes, bytes, terms or a slot.
 #pragma once
 #include "early.cuh"
 #include "ggml_meet.cuh"
-#include "ggml_share.cuh"
+#include "ggml_row_codes.cuh"
 #include "ggml_whole.cuh"
-
-// The row's codes, of each block its scale, and the sums of its units or of their halves.
-template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
-    using T = Tiles<TYPE>;
-    int lane = threadIdx.x & 31, part = lane & 3, unit = lane >> 2;
-#pragma unroll 1
-    for (int block = (int)threadIdx.x >> 5; block < w.blocks; block += CREW) {
-        float x[8];
-        eights.next(x);
-        Words c = words_256(x);
-        u8* codes = w.codes + block * T::CODES;
-        u8* to = codes + (unit >> 1) * (T::CODES / 4) + (unit & 1) * 8;
-        if constexpr (T::SUMS == 1) {
-            *(uint2*)(codes + lane * 8) = {c.low, c.high};
-        } else if constexpr (T::ALIGNED) {
-            *(uint2*)(to + part * 16) = {c.low, c.high};
-        } else {
-            unsigned* words = (unsigned*)(to + (part & 1) * 32 + (part >> 1) * 4);
-            words[0] = c.low;
-            words[4] = c.high;
-        }
-        if constexpr (T::MINIMUM) {
-            int total = dot4(c.low, 0x01010101u, dot4(c.high, 0x01010101u, 0));
-            total += __shfl_xor_sync(ALL, total, 1);
-            if constexpr (!T::HALVES) total += __shfl_xor_sync(ALL, total, 2);
-            unsigned short* to = w.sums + block * T::A_SUMS + (T::HALVES ? lane / 2 : unit);
-            if (T::HALVES ? (part & 1) == 0 : part == 0) *to = (unsigned short)total;
-        }
-        if (lane == 0) w.scales[block] = c.d;
-    }
-}
 
 // A tile's rows and blocks from some slot to another that is `step` blocks further on.
 struct Place {
@@ -114,73 +81,51 @@ VT_MEMBER void send_for(const Row& p, const Share& w, Sent<ORDER>& sent, int slo
     }
 }
 
-// Terms of the slots' blocks, one block after the other: a lane has one of a row's sums.
+// Terms of the slots' blocks, one block after the other: a lane has a row's sum. What this warp has to do for a slot keeps
+// others waiting at the end, so it is as little as can be where eight blocks are of one tile.
 template <int TYPE> VT_MEMBER void add_up(const Row& p, const Share& w) {
     using T = Tiles<TYPE>;
-    constexpr bool EIGHT = T::SUMS == 8;
-    int lane = threadIdx.x & 31, adder = (int)threadIdx.x / 32 - CREW - SENDERS;
-    // A warp's four rows, whose terms meet in no bank: neighbours, or every other one.
-    int row = !EIGHT ? lane & 15 : T::ALIGNED ? adder * 4 + lane / 8 : adder / 2 * 8 + adder % 2 + lane / 8 * 2;
-    int slot = 0, left = w.all, block = 0, top = w.first, own = EIGHT ? lane % 8 * 4 : 0;
+    int lane = threadIdx.x & 31, row = lane & 15, slot = 0, last = w.blocks, top = w.first;  // last: blocks of this tile
     unsigned parity = 0;
-    float sum = 0.0f, low = 0.0f, ready = 0.0f, ready_low = 0.0f;
-    while (left > 0) {
+    float sum = 0.0f;
+    for (int left = w.all; left > 0; left -= w.per) {
         phase_over(w.done + slot, parity);
-        bool again = left > w.slots * w.per, ends = false;  // whether others come into the slot; whether a tile ends in it
+        const u8* from = w.ring + slot * T::SLOT + row * T::PITCH;
+        float term[T::ITEMS], total[1] = {0.0f};
+        bool ends = false;
+#pragma unroll
+        for (int i = 0; i < T::ITEMS; ++i) term[i] = *(const float*)(from + T::terms_of(i));
         int count = left < w.per ? left : w.per;
-        left -= count;
-        for (int item = 0; item < count;) {
-            int n = w.blocks - block < count - item ? w.blocks - block : count - item;
-            for (int i = 0; i < n; i += 8) {
-                int first = item + i, here = n - i;
-                const u8* from = EIGHT ? w.ring + slot * T::SLOT + row * T::PITCH
-                                       : (const u8*)(w.ones + (slot * T::ITEMS + first) * 16 + row);
-                if (here >= 8 && (!EIGHT || first % 8 == 0)) {  // their terms are at distances that are known when compiled
-                    float term[8], less[8];
-                    if constexpr (EIGHT) from += first * T::BYTES;
 #pragma unroll
-                    for (int k = 0; k < 8; ++k) {
-                        const u8* terms = from + (EIGHT ? T::terms_of(k) : 64 * k);
-                        term[k] = *(const float*)(terms + own);
-                        if constexpr (T::LOWS) less[k] = *(const float*)(terms + 32);
-                    }
+        for (int item = 0; item < T::ITEMS; item += 8) {
+            if (last >= 8 && count - item >= 8) {
 #pragma unroll
-                    for (int k = 0; k < 8; ++k) {
-                        sum = sum + term[k];
-                        if (T::LOWS) low = low - less[k];
-                    }
-                } else {
+                for (int k = 0; k < 8; ++k) sum = sum + term[item + k];
+                last -= 8;
+            } else {
 #pragma unroll 1
-                    for (int k = 0; k < 8 && k < here; ++k) {
-                        const u8* terms = from + (EIGHT ? T::terms_of(first + k) : 64 * k);
-                        sum = sum + *(const float*)(terms + own);
-                        if constexpr (T::LOWS) low = low - *(const float*)(terms + 32);
-                    }
+                for (int k = item; k < item + 8 && k < count; ++k) {
+                    sum = sum + *(const float*)(from + T::terms_of(k));
+                    if (--last) continue;
+                    ends = true;
+                    total[0] = sum;
+                    sum = 0.0f;
+                    last = w.blocks;
                 }
             }
-            item += n;
-            block += n;
-            if (block < w.blocks) continue;
-            ends = true;
-            ready = sum, ready_low = low;
-            sum = low = 0.0f;
-            block = 0;
+            if (last) continue;
+            ends = true;  // one tile at most
+            total[0] = sum;
+            sum = 0.0f;
+            last = w.blocks;
         }
-        if (again) {
+        if (left > w.slots * w.per) {  // others come into the slot
             before_copies();
             warp_meets();
             if (lane == 0) arrive(w.empty + slot);
         }
-        if (ends) {  // one tile at most; its results are on their way when the slot is no longer waited for
-            float total[1] = {ready_low};
-            if constexpr (EIGHT) {
-#pragma unroll
-                for (int c = 0; c < 8; ++c) total[0] = total[0] + __shfl_sync(ALL, ready, (lane & 24) + c);
-            } else {
-                total[0] = ready * Block<TYPE>::FOLD;
-            }
-            bool mine = EIGHT ? lane % 8 == 0 : lane < 16;
-            if (mine && top + row < w.last) store(p.out, top + row, total, (int)p.kind);
+        if (ends) {  // its results are on their way when the slot is no longer waited for
+            if (lane < 16 && top + row < w.last) store(p.out, top + row, total, (int)p.kind);
             top += 16;
         }
         if (++slot == w.slots) {
@@ -193,94 +138,55 @@ template <int TYPE> VT_MEMBER void add_up(const Row& p, const Share& w) {
 // A slot's blocks, as many at a time as T::AT_ONCE says.
 template <int TYPE> VT_MEMBER void meet_up(const Row& p, const Share& w) {
     using T = Tiles<TYPE>;
-    int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    int item = warp % T::MATES, slot = warp / T::MATES;
-    if (!T::ALIGNED && T::SUMS == 8) item ^= warp >> 2 & 1;  // blocks at odd halves of words take longer: two a scheduler
-    if constexpr (T::SUMS == 1) {
-        item = 4 * item + (lane >> 3);
-        g = lane & 7;
-    }
+    int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = T::WHOLE ? lane & 7 : lane >> 2, t = lane & 3;
+    int item = warp % T::MATES, slot = warp / T::MATES, step = T::TEAMS * w.per;
+    if (TYPE == Q6_K) item ^= warp >> 2 & 1;  // blocks at odd halves of words take longer: two a scheduler
+    if (T::WHOLE) item = 4 * item + (lane >> 3);
+    int block = slot * w.per + item;
+    while (block >= w.blocks) block -= w.blocks;
+    while (step >= w.blocks) step -= w.blocks;
     unsigned parity = 0;
-    InTurn at(w.blocks);
-    at.forward(slot * w.per + item);
     int skew[2];  // of the rows' first bytes: sixteen rows further on it is the same
 #pragma unroll
     for (int k = 0; k < 2; ++k)
         skew[k] = (int)(unsigned long long)(p.b + (w.first + g + 8 * k) * p.stride) & 15;
     int within[2], known = -1;
-    float d = 0.0f;
+    Coded a;
     for (int before = slot * w.per; before < w.all; before += T::TEAMS * w.per) {
+        bool has = item < w.per && before + item < w.all;
+        if (has && known != block) {  // where rows have as many blocks as slots, it is always the same
+            int begin = item - block, moved = begin > 0 ? 0 : -begin * T::BYTES;
+            int place = begin > 0 ? T::start_of(begin) + block * T::BYTES : item * T::BYTES;
+#pragma unroll
+            for (int k = 0; k < 2; ++k)
+                within[k] = (g + 8 * k) * T::PITCH + (T::ALIGNED ? item * T::BYTES : place + (skew[k] + moved & 15));
+            known = block;
+            if constexpr (T::WHOLE) a.d = w.scales[known];
+            else take_coded<TYPE>(a, w, known, g, t);
+        }
         phase_over(w.full + slot, parity);
-        if (item < w.per && before + item < w.all) {
-            u8* held = w.ring + slot * T::SLOT;
-            const u8* mine[2];
-            if (at.block() != known) {  // where rows have as many blocks as slots, it is always the same
-                int begin = item - at.block(), moved = begin > 0 ? 0 : -begin * T::BYTES;
-                int place = begin > 0 ? T::start_of(begin) + at.block() * T::BYTES : item * T::BYTES;
+        if (has) {
+            u8 *held = w.ring + slot * T::SLOT, *to = held + T::terms_of(item) + g * T::PITCH;
+            const u8* const mine[2] = {held + within[0], held + within[1]};
+            if constexpr (T::WHOLE) {
+                float term[2];
+                meet_whole(term, mine, w.codes + block * T::CODES, a.d, w.sums + block * T::A_SUMS);
 #pragma unroll
-                for (int k = 0; k < 2; ++k)
-                    within[k] = (g + 8 * k) * T::PITCH + (T::ALIGNED ? item * T::BYTES : place + (skew[k] + moved & 15));
-                d = w.scales[at.block()];
-                known = at.block();
-            }
-#pragma unroll
-            for (int k = 0; k < 2; ++k) mine[k] = held + within[k];
-            const u8* codes = w.codes + at.block() * T::CODES;
-            const unsigned short* sums = w.sums + at.block() * T::A_SUMS;
-            if constexpr (T::SUMS == 8) {
-                int total[4];
-                float factor[2], less;
-                meet_lanes<TYPE>(total, factor, less, mine, within, codes, d, sums, g, t);
-                warp_meets();  // everybody has read the block
-                u8* to = held + T::terms_of(item);
-                if (T::LOWS && t < 2) *(float*)(to + (g + 8 * t) * T::PITCH + 32) = less;
-#pragma unroll
-                for (int k = 0; k < 2; ++k) {
-                    float x = factor[k] * (float)total[2 * k], y = factor[k] * (float)total[2 * k + 1];
-                    *(uint2*)(to + (g + 8 * k) * T::PITCH + 8 * t) = {(unsigned)vt_bits(x), (unsigned)vt_bits(y)};
-                }
+                for (int k = 0; k < 2; ++k) *(float*)(to + 8 * k * T::PITCH) = term[k];
             } else {
-                float term[2], *to = w.ones + (slot * T::ITEMS + item) * 16 + g;
-                meet_whole<TYPE>(term, mine, codes, d, sums);
-#pragma unroll
-                for (int k = 0; k < 2; ++k) to[8 * k] = term[k];
+                float term = meet_block<TYPE>(mine, within, a, t);
+                warp_meets();  // everybody has read the block
+                if (t < 2) *(float*)(to + 8 * t * T::PITCH) = term;
             }
         }
-        warp_meets();
         arrive(w.done + slot);  // each lane for its own terms: race checkers do not let one lane speak for all
         slot += T::TEAMS;
         if (slot >= w.slots) {
             slot -= w.slots;
             parity ^= 1;
         }
-        at.forward(T::TEAMS * w.per);
-    }
-}
-
-// What senders and adders do before the row of a is coded: the ring's barriers, those that `mates` warps arrive at, and
-// whatever is sent for first.
-template <int TYPE, class ORDER>
-VT_MEMBER void begin_ring(const Row& p, const Share& w, Sent<ORDER>& sent, int mates, int adders) {
-    int lane = threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    if (warp < CREW + SENDERS) {
-        if (lane == 0) {  // a warp a barrier: to begin one takes long
-#pragma unroll 1
-            for (int i = warp - CREW; i < w.slots; i += SENDERS) phases_begin(w.full + i, 16);
-            phases_seen();
-        }
-        team_meets(1, 32 * SENDERS);
-        after_others();
-        send_for<TYPE>(p, w, sent, w.blocks > CREW ? 2 : 1, false);  // any more would keep loads of a waiting
-    } else if (warp < CREW + SENDERS + adders) {
-        if (lane == 0) {
-#pragma unroll 1
-            for (int i = warp - CREW - SENDERS; i < w.slots; i += adders) {
-                phases_begin(w.done + i, 32 * mates);
-                phases_begin(w.empty + i, adders);
-            }
-            phases_seen();
-        }
-        after_others();
+        block += step;
+        if (block >= w.blocks) block -= w.blocks;
     }
 }
 
@@ -296,8 +202,7 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, in
     w.full = (u64*)memory;
     w.done = w.full + MOST_SLOTS;
     w.empty = w.done + MOST_SLOTS;
-    w.ones = (float*)(memory + 24 * MOST_SLOTS);
-    w.ring = (u8*)w.ones + (T::SUMS == 1 ? slots * T::ITEMS * 64 : 0);
+    w.ring = memory + 24 * MOST_SLOTS;
     w.codes = w.ring + slots * T::SLOT;
     w.sums = (unsigned short*)(w.codes + w.blocks * T::CODES);
     w.scales = (float*)(w.sums + w.blocks * T::A_SUMS);
@@ -306,16 +211,24 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, in
     // A row of fewer blocks than a slot has fills it alone: a slot has blocks of two tiles at most.
     w.per = w.blocks < T::ITEMS ? w.blocks : T::ITEMS;
     w.all = (w.last - w.first + 15) / 16 * w.blocks;
-    Sent<InTurn> sent = {InTurn(w.blocks), 0, w.all, 1};
-    if (warp < CREW) {
-        after_others();
-        Eights eights(p, (int)threadIdx.x, 32 * CREW);
-        code_tiles<TYPE>(w, eights);
-    } else {
-        begin_ring<TYPE>(p, w, sent, T::MATES, T::ADD);
+    constexpr int ARRIVALS[3] = {16, 32 * T::MATES, 1};
+    if (lane == 0) {  // each warp some of the barriers: to begin one takes long
+#pragma unroll
+        for (int i = warp; i < 3 * MOST_SLOTS; i += CREW + SENDERS + 1)
+            phases_begin(w.full + i, i < MOST_SLOTS ? ARRIVALS[0] : i < 2 * MOST_SLOTS ? ARRIVALS[1] : ARRIVALS[2]);
+        phases_seen();
     }
+    after_others();
+    Eights eights(p, warp < CREW ? (int)threadIdx.x : (int)p.depth, 32 * CREW);  // asked for before the weight
     __syncthreads();
-    if (warp < CREW) meet_up<TYPE>(p, w);
-    else if (warp < CREW + SENDERS) send_for<TYPE>(p, w, sent, 0x7fffffff, true);
-    else if (warp < CREW + SENDERS + T::ADD) add_up<TYPE>(p, w);
+    if (warp < CREW) {
+        code_tiles<TYPE>(w, eights);
+        team_meets(1, 32 * CREW);
+        meet_up<TYPE>(p, w);
+    } else if (warp < CREW + SENDERS) {
+        Sent<InTurn> sent = {InTurn(w.blocks), 0, w.all, 1};
+        send_for<TYPE>(p, w, sent, 0x7fffffff, true);
+    } else {
+        add_up<TYPE>(p, w);
+    }
 }
