@@ -121,19 +121,29 @@ template <bool SIGNED> VT_FN void multiply_bytes_by(int (&d)[64], const unsigned
 #endif
 #else
 
-template <bool SIGNED, int SUMS> void multiply_bytes_by(int (&d)[SUMS], const unsigned (&a)[4], u64 b, int add) {
+template <bool SIGNED, int SUMS>
+__attribute__((optimize("O3"))) void multiply_bytes_by(int (&d)[SUMS], const unsigned (&a)[4], u64 b, int add) {
     using namespace emulation;
-    int lane = running->number & 31, t = lane & 3, first = 2 * (int)(b & 15);
+    int lane = running->number & 31, g = lane >> 2, t = lane & 3, first = 2 * (int)(b & 15);
     const u8* right = (const u8*)(b & ~15ull);
-    for (int j = 0; j < SUMS / 4; ++j) {
-        unsigned words[2];  // of row 8 j + lane / 4 of b, as mma.cuh has them
-        for (int v = 0; v < 2; ++v)
-            std::memcpy(words + v, right + (8 * j + lane / 4) * 128 + (((first + v) ^ (lane / 4 & 7)) << 4) + 4 * t, 4);
-        int(&sums)[4] = *(int(*)[4])(d + 4 * j);
-        if (!add) sums[0] = sums[1] = sums[2] = sums[3] = 0;
-        if (SIGNED) multiply_bytes(sums, a, words[0], words[1]);
-        else multiply_unsigned(sums, a, words[0], words[1]);
+    const Operands* lanes = operands.lanes({{a[0], a[1], a[2], a[3]}, {0, 0}});
+    short x[2][32];
+    for (int half = 0; half < 2; ++half)
+        for (int k = 0; k < 32; ++k) {
+            u8 byte = (u8)(lanes[4 * g + (k >> 2 & 3)].a[2 * (k >> 4) + half] >> 8 * (k & 3));
+            x[half][k] = SIGNED ? (short)(signed char)byte : (short)byte;
+        }
+    for (int s = 0; s < SUMS; s += s & 1 ? 3 : 1) {  // sums s and s + 2 are of one row of b
+        int row = 8 * (s >> 2) + 2 * t + (s & 1);
+        signed char y[32];
+        for (int v = 0; v < 2; ++v) std::memcpy(y + 16 * v, right + row * 128 + (((first + v) ^ (row & 7)) << 4), 16);
+        for (int half = 0; half < 2; ++half) {
+            int sum = add ? d[s + 2 * half] : 0;
+            for (int k = 0; k < 32; ++k) sum += x[half][k] * y[k];
+            d[s + 2 * half] = sum;
+        }
     }
+    operands.close();
 }
 
 #endif
