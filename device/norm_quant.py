@@ -44,9 +44,8 @@ from .scratch import scratch
 
 _GEMMA, _NATIVE = 1, 2
 _DEPTH, _GROUP_DEPTH, _KEPT_DEPTH, _GATED_DEPTH = 2, 2, 4, 4
-_WARP, _FOUR, _BLOCK5, _HALF3, _BLOCK_GROUP = 32, 4096, 5120, 3072, 64
-"""The longest rows of four blocks of 1024 and of the block5 and half3 kernels; the least group of kernels with a row a
-block or team."""
+_WARP, _BLOCK5, _HALF3, _BLOCK_GROUP = 32, 5120, 3072, 64
+"""The longest rows of the block5 and half3 kernels; the least group of kernels with a row a block or team."""
 _RULE, _INT8, _SHIFT, _LEAST_SHIFT, _CODES = 4, 6, 7, 4, 16
 """Where a kernel's own arguments say how codes are rounded, whether they are of int8, and how wide groups are; the
 least that a ring takes, and the codes that its threads store at once."""
@@ -90,8 +89,7 @@ def _normed(op, mode, x, weight, residual, eps, flags, codes, residual_out, extr
         alone = rows > FEW_ROWS and residual is None and width > VECTOR * _WARP
         whole = current().pointer(codes) % _CODES == 0 and (mode != "group" or extra[_SHIFT] >= _LEAST_SHIFT)
         quick = mode != "static" and not extra[_INT8] and extra[_RULE] != RULES["vllm_native"]
-        five = mode == "token" and _FOUR < width <= _BLOCK5  # block5 is faster there: 8192 x 5120 in 34.0 us, not 34.8
-        made = ring(rows, width) if alone and rows > _RING_ROWS and whole and quick and not five else None
+        made = ring(rows, width) if alone and rows > _RING_ROWS and whole and quick else None
         if made is not None:
             made.start(op, "norm_quant", kernel, [*args, made.blocks])
         elif alone and mode != "group" and width <= _BLOCK5 and not extra[_INT8]:
