@@ -107,7 +107,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the fifth bits of others": ("fifth >> 16 + first", "fifth >> 12 + first"),
         "zeros left out beside codes": ("halves[-i] = 0;", "halves[-i] = 1;"),
         "the first tile for all": ("top += 16;", "top += 0;"),
-        "the tail of the weight": ("i = whole; i < end; i += 2", "i = whole; i < end - 2; i += 2"),
+        "the tail of the weight": ("i = whole; i < end; i += 2)\n", "i = whole; i < end - 2; i += 2)\n"),
         "the second stretch where the first would go on": ("(item ? 32 : 0)", "0"),
         "columns of other units": ("g >> 1 == c ? x.y", "g >> 1 >= c ? x.y"),
         "units of both halves of a byte": ("both[2 * r + 1] - lower[2 * r + 1]", "both[2 * r + 1]"),
