@@ -97,7 +97,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the first peak for both": ("c[n].d = quotient_of(peak[n], 127.0f);", "c[n].d = quotient_of(peak[0], 127.0f);"),
         "four times and no more": ("if (++taken % AHEAD == 0) ask();", ""),
         "rows by the same number": ("(i < over ? i : over)", "0"),
-        "terms of other rows": ("row = lane & 15, slot", "row = lane & 7, slot"),
+        "terms of other rows": ("row = lane & 15, slot = 0, last", "row = lane & 7, slot = 0, last"),
+        "Q3_K: terms of other rows": ("row = lane & 15, slot = 0;", "row = lane & 7, slot = 0;"),
         "terms of other lanes": ("(to + 8 * t * T::PITCH) = term", "(to + 4 * t * T::PITCH) = term"),
         "warps do not meet": ("""            warp_meets();
             if (lane < rows) add""", "            if (lane < rows) add"),
