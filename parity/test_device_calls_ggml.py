@@ -48,6 +48,15 @@ def test_weights_at_any_address(device, kind, shift, gap):
     assert_bytes(device.fetch(got), oracle.embedding_quant.mirror(b, ids, quant_type=kind))
 
 
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q6_K", "IQ2_XXS"])
+@pytest.mark.parametrize("size", [1e-34, 1e34])
+def test_one_row_of_sizes_far_from_one(device, kind, size):
+    """Too small or too large for quotients that do not ask where sizes lie: such blocks are coded again."""
+    a, b = (draw((1, 1024), "float32", 3) * size).astype(np.float32), weights(kind, 40, 1024)
+    got = device.fetch(device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind}))
+    assert_bytes(got, oracle.matmul_bt_quant.mirror_on("cuda", a, b, quant_type=kind))
+
+
 @pytest.mark.parametrize("shift, gap", [(1, 0), (0, 3), (8, 8)])
 def test_activations_at_any_address(device, shift, gap):
     x, b = draw((3, 512), "bfloat16", 2), weights("Q5_K", 5, 512)

@@ -12,6 +12,7 @@ from . import (
     planted,
     test_device_calls,
     test_device_calls_attention,
+    test_device_calls_ggml,
     test_device_calls_kv,
     test_device_calls_quant,
     test_device_calls_w4a8,
@@ -190,6 +191,8 @@ def survives(family: str, name: str) -> bool:
             check_case(Emulated(before_hopper), case)
         if family == "attention":
             test_device_calls_attention.test_what_is_not_finite_reaches_those_who_see_it(device, rows=40, bad=math.nan)
+        for kind in ("Q2_K", "IQ2_XXS") if family == "ggml_matmul" else ():
+            test_device_calls_ggml.test_one_row_of_sizes_far_from_one(device, kind, 1e-34)
         for seed in range(6 if family == "kv_blocks" else 0):
             test_device_calls_kv.test_lists_are_followed_in_their_order(device, seed)
     except ParityError:
