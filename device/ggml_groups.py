@@ -7,13 +7,12 @@ from typing import NamedTuple
 from vtlab.ops.blocks import quant_traits
 
 from .early import EARLY
-from .ggml_records import FAMILY, records
+from .ggml_records import FAMILY, MINIMUMS, records
 from .launch import MULTIPROCESSORS, kind, start
 from .runtime import current
 
 _UNITS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 _BLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-_MINIMUMS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 _THREADS, _MOST = 384, 128
 _LEAST = 64
 """Rows of the weight that a group takes at once."""
@@ -30,7 +29,7 @@ class _Form(NamedTuple):
 
 
 def _form(quant_type: str, wide: int, turns: bool) -> _Form:
-    nbytes, large, minimum = quant_traits(quant_type).nbytes, quant_type in _BLOCKS, quant_type in _MINIMUMS
+    nbytes, large, minimum = quant_traits(quant_type).nbytes, quant_type in _BLOCKS, quant_type in MINIMUMS
     rows, chunk = 64 if turns else 128, nbytes if large else 8 * nbytes
     pitch = 16 * ((chunk + 15 + 14 * (chunk % 16 != 0)) // 16 | 1)
     share = min(wide, 32) if large and minimum else 0

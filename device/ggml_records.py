@@ -9,6 +9,8 @@ from .runtime import current
 from .scratch import scratch
 
 FAMILY = "ggml_matmul"
+MINIMUMS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+"""Types with a minimum, which the activations' sums meet."""
 _BLOCK = 256
 
 

@@ -8,7 +8,7 @@ from vtlab.ops.blocks import quant_traits
 
 from .early import EARLY
 from .ggml_groups import by_groups
-from .ggml_records import FAMILY, records
+from .ggml_records import FAMILY, MINIMUMS, records
 from .launch import MULTIPROCESSORS, kind, start
 from .runtime import current
 
@@ -16,7 +16,6 @@ _EIGHT = 8
 """Rows of a that one product of the tensor cores takes; scratch holds whole eights."""
 _FEW, _MANY = 2, 8
 """Eights of rows that meet the weights at once."""
-_MINIMUMS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 _SLOTS = {_FEW: 3, _MANY: 2}
 """Stages in shared memory at once."""
 
@@ -40,7 +39,7 @@ class _Form(NamedTuple):
 def _form(quant_type: str, at_once: int) -> _Form:
     traits, few = quant_traits(quant_type), at_once == _FEW
     large = traits.elements == 256
-    record = 2048 + 256 * (quant_type in _MINIMUMS) + (32 if large else 256)
+    record = 2048 + 256 * (quant_type in MINIMUMS) + (32 if large else 256)
     deep, turns = 2 if few else 1, few and not large
     chunk = traits.nbytes * (1 if large else 8) * deep
     warps = (12 if large else 16) if few else 8
