@@ -46,9 +46,8 @@ def matmul_bt_quant(a, b, *, quant_type, out_dtype=None, out=None):
     return target
 
 
-_CREW, _ALL, _BESIDES = 16, 32, {"Q3_K": 3}
-"""Warps of a block that has one row of a, all for i-quants, those that send and add besides where blocks are of 256,
-others 5."""
+_CREW, _BESIDES = 16, 5
+"""Warps of a block that has one row of a, and those that send and add besides where blocks are of 256."""
 _TILE = 8
 """Rows whose terms a warp keeps at once, with blocks of 32."""
 _PAIRS = {"Q4_0": (18, 512, 2), "Q8_0": (34, 256, 1), "Q4_1": (20, 384, 2), "Q5_0": (22, 384, 2), "Q5_1": (24, 384, 2)}
@@ -57,13 +56,8 @@ _ITEMS, _MOST_SLOTS, _TEAMS = {"Q6_K": 8}, 12, {"Q2_K": 4, "Q6_K": 2}
 """Blocks of sixteen rows in a slot of a ring, others `_MOST_ITEMS`; slots at most; teams of warps that have one each,
 others 1."""
 _MOST_ITEMS = 16
-_KEPT = {"Q3_K": 512}
-"""Bytes of sums of tiles whose turn it is not."""
-_SIGNS = ("IQ2_XXS", "IQ3_XXS")
-_TABLES, _SHORT = 1024 + 256 * 256, 64 * 256
-"""Bytes of the i-quants' tables, each lane's own, and of what may lie before them; what short ones save."""
-_FULL_WARPS, _MOST_HELD = 384, 12 * 16384
-"""Blocks of 256 of a multiprocessor's share from which on all its warps have enough of them, and its bytes at most."""
+_TABLES = 1024 + 256 * 256
+"""Bytes of the i-quants' tables, each lane's own, and of what may lie before them."""
 
 
 def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
@@ -73,21 +67,72 @@ def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
     if not depth or columns >= 1 << 31 or (in_pairs and not aligned) or runtime.capability() < (9, 0):
         return False
     room, grid = runtime.shared_memory(), min(MULTIPROCESSORS, -(-columns // 8))
+    if quant_type in _LANES:
+        return _in_lanes(op, a, target, b, stride, quant_type)
     if in_pairs:
         slots, shared = 0, _shared_pairs(depth, *_PAIRS[quant_type])
-    elif quant_type in _SIGNS:
-        slots, shared = _signs(depth, quant_type, room, stride)
     else:
         slots, shared = _ring(depth, quant_type, room)
     if shared > room or (slots < 2 and not in_pairs):
         return False
-    each, form = columns // (grid * _CREW if in_pairs else grid), "row"
-    if quant_type in _SIGNS and (held := _held(depth, quant_type, room, stride, -(-columns // grid))):
-        form, shared = "held", held
+    each = columns // (grid * _CREW if in_pairs else grid)
     args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, each, slots]
-    warps = _CREW + 1 if in_pairs else _ALL if quant_type in _SIGNS else _CREW + _BESIDES.get(quant_type, 5)
-    start(op, _FAMILY, f"ggml_{quant_type.lower()}_{form}{EARLY}", grid, (32 * warps, 1), args, shared)
+    warps = _CREW + (1 if in_pairs else _BESIDES)
+    start(op, _FAMILY, f"ggml_{quant_type.lower()}_row{EARLY}", grid, (32 * warps, 1), args, shared)
     return True
+
+
+_LANES = ("Q3_K", "IQ2_XXS", "IQ3_XXS")
+"""Types whose blocks' halves are lanes' (cuda/ggml_lanes.cuh)."""
+_MEETERS, _ABREAST, _MOST_IN_RING = 20, 2, 24
+"""Warps of a block, rows that a lane has at once, slots at most."""
+_SLOT, _AHEAD, _TERMS = 1 << 14, 3 << 14, 48 << 10
+"""Bytes of a slot of rows, of those on their way at once and of a block's terms, about."""
+
+
+def _in_lanes(op: str, a, target, b, stride: int, quant_type: str) -> bool:
+    """`_one_row` with halves of blocks for lanes: where rows lie one after the other and not too many are too long."""
+    runtime, depth, columns = current(), a.shape[1], b.shape[0]
+    waves = -(-columns * (depth // 256 | 1) * 4 // (MULTIPROCESSORS * _TERMS))
+    grid = min(waves * MULTIPROCESSORS, -(-columns // 8))
+    split, shared = _split(depth, quant_type, runtime.shared_memory(), stride, -(-columns // grid))
+    if not split:
+        return False
+    args = [columns, depth, a, kind(a), b, stride, target, kind(target), grid, columns // grid, *split]
+    start(op, _FAMILY, f"ggml_{quant_type.lower()}_lanes{EARLY}", grid, (32 * _MEETERS, 1), args, shared)
+    return True
+
+
+def _split(depth: int, quant_type: str, room: int, stride: int, rows: int) -> tuple[tuple, int]:
+    """Split (cuda/ggml_lanes.cuh) of `rows` rows of a block at most and bytes of shared memory, or none."""
+    nbytes, blocks = quant_traits(quant_type).nbytes, depth // 256
+    ways = 2 if blocks > 1 else 1
+    pairs = -(-blocks // ways)
+    choices = range(-(-pairs // 16), min(pairs, _MEETERS // ways) + 1)
+    if stride != blocks * nbytes or not choices:
+        return (), 0
+
+    def worth(parts: int) -> float:  # lanes that have something, less where slots would be large
+        high = 16 // -(-pairs // parts)
+        return pairs * high * (_MEETERS // (ways * parts)) * (1 if _ABREAST * high * stride <= 1.5 * _SLOT else 0.9)
+
+    parts = max(choices, key=lambda n: (worth(n), -n))
+    kinds, span = ways * parts, -(-pairs // parts)
+    high, warps = 16 // span, _MEETERS // kinds  # pairs of rows at once, warps of a kind
+    fits = (n for n in range(1, warps + 1) if warps % n == 0 and n * _ABREAST * high * stride <= _SLOT)
+    groups = max(fits, default=1)
+    each, step = groups * _ABREAST * high, warps // groups
+    turns, slot = -(-rows // each), (31 + each * stride) // 16 * 16
+    rest = 16 * _MOST_IN_RING + 276 * blocks + 16 + 4 * turns * each * (blocks | 1)
+    rest += 0 if quant_type == "Q3_K" else _TABLES
+    slots = min(_MOST_IN_RING, turns, (room - rest) // slot)
+    if slots < turns:  # the same warps have a slot again and again, and see each of its phases
+        slots -= slots % step
+        if slots < 2:
+            return (), 0
+    ahead = min(slots if slots >= turns else slots - 1, max(step, _AHEAD // (each * stride)))
+    over = [(1 << 12) // n + 1 for n in (kinds, span, groups)]
+    return (kinds, span, high, groups, slots, ahead, *over), rest + slots * slot
 
 
 def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
@@ -98,34 +143,13 @@ def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:
 def _ring(depth: int, quant_type: str, room: int) -> tuple[int, int]:
     """Slots of the ring and bytes of shared memory of in_tiles (cuda/ggml_tiles.cuh)."""
     items = _ITEMS.get(quant_type, _MOST_ITEMS)
-    slot = _slot(quant_traits(quant_type).nbytes, items) + (64 * items if quant_type == "Q3_K" else 0)
+    slot = _slot(quant_traits(quant_type).nbytes, items)
     block = 292 + (16 if quant_type == "Q2_K" else 0)
-    rest = 24 * _MOST_SLOTS + depth // 256 * block + _KEPT.get(quant_type, 0)
+    rest = 24 * _MOST_SLOTS + depth // 256 * block
     most = 4 if quant_type == "Q6_K" and depth >= 8192 else _MOST_SLOTS  # 8192 x 8192: 17.8 us, not 18.9 with six
     slots = min(most, (room - rest) // slot)
     slots -= slots % _TEAMS.get(quant_type, 1)  # the same warps have a slot again and again
     return slots, slots * slot + rest
-
-
-def _signs(depth: int, quant_type: str, room: int, stride: int) -> tuple[int, int]:
-    """The same of in_signs (cuda/ggml_signs.cuh), where rows that lie one after the other are a slot's as they are."""
-    nbytes, blocks = quant_traits(quant_type).nbytes, depth // 256
-    whole = blocks <= _MOST_ITEMS and stride == blocks * nbytes
-    slot = (16 * stride + 16 if whole else _slot(nbytes, _MOST_ITEMS)) + 64 * _MOST_ITEMS
-    rest = _TABLES + 42 * 8 + blocks * 276
-    slots = min(_MOST_SLOTS, (room - rest) // slot)
-    return slots, slots * slot + rest
-
-
-def _held(depth: int, quant_type: str, room: int, stride: int, rows: int) -> int:
-    """Bytes of shared memory of in_held (cuda/ggml_held.cuh) for `rows` of a block at most, 0 where it has none."""
-    blocks, span = depth // 256, 15 + rows * stride
-    if stride != blocks * quant_traits(quant_type).nbytes or rows * blocks < _FULL_WARPS or span > _MOST_HELD:
-        return 0
-    terms = 512 if blocks in (4, 8, 16) else 4 * rows * (blocks | 1)
-    tables = _TABLES - (_SHORT if quant_type == "IQ3_XXS" else 0)
-    shared = tables + 12 * 8 + 272 * blocks + (4 * blocks + 15) // 16 * 16 + (span + 15) // 16 * 16 + terms
-    return shared if shared <= room else 0
 
 
 def _slot(nbytes: int, items: int) -> int:

@@ -79,17 +79,19 @@ EDGES: dict[str, list[dict]] = {
         *({"M": M, "N": 5, "K": 96, "quant_type": kind, "a": "float16"} for kind in _SMALL for M in (1, 3)),
         *({"M": 1, "N": 2120, "K": 4864, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
           for kind in ("Q4_K", "Q6_K", "Q2_K", "IQ2_XXS")),  # slots with blocks of two tiles
-        {"M": 1, "N": 2120, "K": 6144, "quant_type": "Q3_K", "a": "bfloat16"},  # tiles that take turns
+        {"M": 1, "N": 2120, "K": 6144, "quant_type": "Q3_K", "a": "bfloat16"},  # rows of many slots
         {"M": 1, "N": 2120, "K": 4096, "quant_type": "Q4_K", "a": "float16"},  # tiles that end with eight blocks
         *({"M": 1, "N": 17000, "K": 256, "quant_type": kind, "a": "float16"} for kind in ("Q4_0", "Q8_0")),  # a warp's
         *({"M": 1, "N": 9, "K": 25088, "quant_type": kind, "a": "float16"}
           for kind in ("Q4_0", "Q4_K", "Q6_K", "Q2_K", "IQ3_XXS")),  # slots of a ring used again, a in several times
-        {"M": 1, "N": 75, "K": 4096, "quant_type": "IQ3_XXS", "a": "float32"},  # lanes with blocks eight apart
-        {"M": 1, "N": 26000, "K": 256, "quant_type": "IQ2_XXS", "a": "float16"},  # more stretches than slots
-        {"M": 1, "N": 3, "K": 25088, "quant_type": "IQ3_XXS", "a": "float16"},  # slots of a ring used again
-        {"M": 1, "N": 3042, "K": 4096, "quant_type": "IQ3_XXS", "a": "float32"},  # rows of a warp
+        {"M": 1, "N": 75, "K": 4096, "quant_type": "IQ3_XXS", "a": "float32"},  # half a warp has two rows' blocks
+        {"M": 1, "N": 26000, "K": 256, "quant_type": "IQ2_XXS", "a": "float16"},  # one block a row
+        {"M": 1, "N": 3, "K": 25088, "quant_type": "IQ3_XXS", "a": "float16"},  # more blocks than warps that code
+        {"M": 1, "N": 3042, "K": 4096, "quant_type": "IQ3_XXS", "a": "float32"},
         {"M": 1, "N": 6200, "K": 2048, "quant_type": "IQ2_XXS", "a": "float16"},
-        {"M": 1, "N": 35, "K": 20736, "quant_type": "IQ2_XXS", "a": "float32"},  # rows of many warps
+        {"M": 1, "N": 35, "K": 20736, "quant_type": "IQ2_XXS", "a": "float32"},
+        {"M": 1, "N": 16, "K": 61440, "quant_type": "Q3_K", "a": "float16"},  # slots used again, by the same warp
+        {"M": 1, "N": 16, "K": 40960, "quant_type": "IQ3_XXS", "a": "bfloat16"},  # and by two warps in turn
         {"M": 1, "N": 40, "K": 4864, "quant_type": "Q5_0", "a": "float16"},
         *({"M": M, "N": N, "K": 1312, "quant_type": kind, "a": "bfloat16", "out_dtype": "bfloat16"}
           for kind in ("Q4_0", "Q5_1") for M, N in ((11, 21), (20, 140))),  # a part of a stage, an odd number of eights
@@ -105,7 +107,7 @@ EDGES: dict[str, list[dict]] = {
         _large_sums(70, 20), *(_wild(kind) for kind in ("Q4_0", "Q8_0", "Q5_1", "Q4_K", "Q6_K")),
         {"M": 0, "N": 5, "K": 96, "quant_type": "Q8_0"}, {"M": 2, "N": 0, "K": 96, "quant_type": "Q8_0"},
         {"M": 1, "N": 40, "K": 4352, "quant_type": "Q3_K", "a": "float32"},  # some rows' blocks at odd halves of words
-        {"M": 1, "N": 9, "K": 25088, "quant_type": "Q3_K", "a": "float16"},  # slots of the ring used again
+        {"M": 1, "N": 9, "K": 25088, "quant_type": "Q3_K", "a": "float16"},  # lanes without a block
         *(_grouped("Q2_K", M, N, 1, a="float32") for M, N in ((20, 70), (40, 131), (67, 195), (130, 64))),
         *(_grouped(kind, M, N, 1, a="bfloat16", out_dtype="bfloat16")  # tiles enough; two of 64 rows of a
           for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K") for M, N in ((33, 8450), (65, 4226))),

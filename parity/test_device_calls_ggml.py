@@ -118,6 +118,18 @@ def test_few_multiprocessors_have_many_rows_each(device, kind, monkeypatch):
         assert_bytes(device.fetch(got), want, f"K = {K}")
 
 
+@pytest.mark.parametrize("kind", ["Q3_K", "IQ3_XXS"])
+def test_more_terms_than_a_block_has_room_for(device, kind, monkeypatch):
+    """More blocks than multiprocessors, each with fewer rows; and more of them than the ring holds."""
+    monkeypatch.setattr(ggml_matmul, "MULTIPROCESSORS", 1)
+    a, b = draw((1, 1280), "float32", 2), weights(kind, 500, 1280)
+    for room in (1 << 20, 1000):
+        monkeypatch.setattr(ggml_matmul, "_TERMS", room)
+        got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})
+        want = oracle.matmul_bt_quant.mirror_on("cuda", a, b, quant_type=kind)
+        assert_bytes(device.fetch(got), want, f"room for {room} bytes")
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "Q2_K"])
 def test_a_share_of_many_rows_for_several(device, kind, monkeypatch):
     """A block takes its share in parts, whose stages follow each other in the same places."""
@@ -136,9 +148,9 @@ def test_tiles_one_after_the_other(device, kind, monkeypatch):
     assert_bytes(device.fetch(got), oracle.matmul_bt_quant.mirror_on("cuda", a, b, quant_type=kind))
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q3_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "IQ2_XXS"])
 def test_a_gpu_with_less_shared_memory(kind):
-    """One row of a goes the way of several where its codes, or two slots of a ring, do not fit."""
+    """One row of a goes the way of several where its codes, tables, or two slots of a ring do not fit."""
     a, b = draw((1, 512), "float32", 11), weights(kind, 9, 512)
     device = older(shared_memory=50 << 10)
     got = device.call("matmul_bt_quant", {"a": device.send(a), "b": device.send(b), "quant_type": kind})

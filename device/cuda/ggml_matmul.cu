@@ -5,14 +5,12 @@
 // time. (2) Several rows of `a`: they become codes once, in scratch, laid out as the tensor cores take them, and sixteen
 // rows of the weight meet up to 64 of them, a warp: ggml_rows.cuh. (3) One row of `a`: a block a multiprocessor has its
 // share of the weight's rows, codes that row for itself while the first of them are on their way, and lanes keep its
-// codes, or the tensor cores meet sixteen rows: ggml_pairs.cuh, ggml_tiles.cuh,
-// ggml_signs.cuh, and ggml_held.cuh where its share of i-quants fits shared memory.
+// codes (ggml_pairs.cuh, ggml_lanes.cuh), or the tensor cores meet sixteen rows (ggml_tiles.cuh).
 #include "ggml_group_codes.cuh"
-#include "ggml_held.cuh"
+#include "ggml_lane_signs.cuh"
+#include "ggml_lane_threes.cuh"
 #include "ggml_pairs.cuh"
 #include "ggml_rows.cuh"
-#include "ggml_signs.cuh"
-#include "ggml_threes.cuh"
 
 // What the tensor cores take of eight rows and 256 k stands together: `size` bytes, its scales after `beside`, its sums
 // after `codes`. Where a lane's codes of unit `unit` and eight neighbours `part` begin, four of them, and the four after
@@ -88,12 +86,20 @@ extern "C" __global__ void __launch_bounds__(256)
              i64 blocks, i64 each, i64 slots) {                                                                           \
         FORM<TYPE>({columns, depth, a, a_kind, b, stride, out, kind}, (int)blocks, (int)each, (int)slots);                 \
     }
-#define PRODUCTS(name, TYPE, FORM)                                    \
-    PRODUCT(name##_few_early, (Block<TYPE>::LARGE ? 384 : 512), TYPE, 2)                                 \
-    PRODUCT(name##_many_early, (Block<TYPE>::LARGE ? 256 : 512), TYPE, 8) \
-    ROW(name##_row_early, FORM, FORM##_warps, TYPE)
-constexpr int in_pairs_warps = CREW + 1, in_tiles_warps = CREW + SENDERS + 1, in_signs_warps = ALL_WARPS,
-              in_threes_warps = CREW + TWO + 1;
+#define ROWS(name, TYPE)                                                 \
+    PRODUCT(name##_few_early, (Block<TYPE>::LARGE ? 384 : 512), TYPE, 2) \
+    PRODUCT(name##_many_early, (Block<TYPE>::LARGE ? 256 : 512), TYPE, 8)
+#define PRODUCTS(name, TYPE, FORM) ROWS(name, TYPE) ROW(name##_row_early, FORM, FORM##_warps, TYPE)
+#define LANES(name, TYPE)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * MEETERS, 1)                                                     \
+        name(i64 columns, i64 depth, const void* a, i64 a_kind, const u8* b, i64 stride, void* out, i64 kind,         \
+             i64 blocks, i64 each, i64 kinds, i64 span, i64 high, i64 groups, i64 slots, i64 ahead,                   \
+             i64 over_kinds, i64 over_span, i64 over_groups) {                                                        \
+        in_lanes<TYPE>({columns, depth, a, a_kind, b, stride, out, kind}, (int)blocks, (int)each,                     \
+                       {(int)kinds, (int)span, (int)high, (int)groups, (int)slots, (int)ahead,                        \
+                        (int)over_kinds, (int)over_span, (int)over_groups});                                          \
+    }
+constexpr int in_pairs_warps = CREW + 1, in_tiles_warps = CREW + SENDERS + 1;
 
 PRODUCTS(ggml_q4_0, Q4_0, in_pairs)
 PRODUCTS(ggml_q4_1, Q4_1, in_pairs)
@@ -101,14 +107,15 @@ PRODUCTS(ggml_q5_0, Q5_0, in_pairs)
 PRODUCTS(ggml_q5_1, Q5_1, in_pairs)
 PRODUCTS(ggml_q8_0, Q8_0, in_pairs)
 PRODUCTS(ggml_q2_k, Q2_K, in_tiles)
-PRODUCTS(ggml_q3_k, Q3_K, in_threes)
+ROWS(ggml_q3_k, Q3_K)
+LANES(ggml_q3_k_lanes_early, Q3_K)
 PRODUCTS(ggml_q4_k, Q4_K, in_tiles)
 PRODUCTS(ggml_q5_k, Q5_K, in_tiles)
 PRODUCTS(ggml_q6_k, Q6_K, in_tiles)
-PRODUCTS(ggml_iq2_xxs, IQ2_XXS, in_signs)
-PRODUCTS(ggml_iq3_xxs, IQ3_XXS, in_signs)
-ROW(ggml_iq2_xxs_held_early, in_held, HELD_WARPS, IQ2_XXS)
-ROW(ggml_iq3_xxs_held_early, in_held, HELD_WARPS, IQ3_XXS)
+ROWS(ggml_iq2_xxs, IQ2_XXS)
+ROWS(ggml_iq3_xxs, IQ3_XXS)
+LANES(ggml_iq2_xxs_lanes_early, IQ2_XXS)
+LANES(ggml_iq3_xxs_lanes_early, IQ3_XXS)
 
 #if VT_TILES
 

@@ -86,11 +86,6 @@ VT_FN unsigned times_plus(unsigned a, unsigned b, unsigned c) {
     asm("mad.lo.u32 %0, %0, %1, %2;" : "+r"(a) : "r"(b), "r"(c));
     return a;
 }
-// With the bits of `mask` turned over, once for all that is made of it.
-VT_FN unsigned turned(unsigned a, unsigned mask) {
-    asm("xor.b32 %0, %0, %1;" : "+r"(a) : "r"(mask));
-    return a;
-}
 // Bits of a where those of `mask` are set, else of b: as one instruction.
 VT_FN unsigned chosen(unsigned mask, unsigned a, unsigned b) {
     asm("lop3.b32 %0, %1, %2, %0, 0xca;" : "+r"(b) : "r"(mask), "r"(a));
@@ -147,7 +142,6 @@ static inline unsigned picked(unsigned a, unsigned b, unsigned select) {
     return found;
 }
 static inline unsigned times_plus(unsigned a, unsigned b, unsigned c) { return a * b + c; }
-static inline unsigned turned(unsigned a, unsigned mask) { return a ^ mask; }
 static inline unsigned chosen(unsigned mask, unsigned a, unsigned b) { return (a & mask) | (b & ~mask); }
 static inline int dot2(int pair, unsigned bytes, int sum) {
     return sum + (short)pair * (int)(signed char)bytes + (pair >> 16) * (int)(signed char)(bytes >> 8);

@@ -1,7 +1,12 @@
-// One row of activations to codes, a block of 256 a warp, as its products take them (ggml_tiles.cuh, ggml_signs.cuh).
+// One row of activations to codes, a block of 256 a warp, as its products take them (ggml_tiles.cuh, ggml_lanes.cuh).
 #pragma once
 #include "ggml_share.cuh"
 #include "ggml_sizes.cuh"
+
+// Where a block has its codes: those of ggml_lanes.cuh the odd ones behind the even ones, neighbours in different banks.
+template <int TYPE> VT_FN int place_of(const Share& w, int block) {
+    return Tiles<TYPE>::LANES ? (block >> 1) + (block & 1 ? w.blocks + 1 >> 1 : 0) : block;
+}
 
 // A block's codes, its scale, and the sums of its units or of their halves: sixteen bits or, for the tensor cores, a byte of
 // their lower seven bits and, sixteen further on, what is above them. Of a unit it stands where its minimum does
@@ -9,7 +14,7 @@
 template <int TYPE> VT_MEMBER void keep_codes(const Share& w, int block, const Words& c) {
     using T = Tiles<TYPE>;
     int lane = threadIdx.x & 31, part = lane & 3;
-    *(uint2*)(w.codes + block * T::CODES + lane * 8) = {c.low, c.high};
+    *(uint2*)(w.codes + place_of<TYPE>(w, block) * T::CODES + lane * 8) = {c.low, c.high};
     if constexpr (T::A_SUMS != 0) {
         int total = dot4(c.low, 0x01010101u, dot4(c.high, 0x01010101u, 0)), at = lane >> 1;
         total += __shfl_xor_sync(ALL, total, 1);
@@ -53,12 +58,12 @@ template <int KIND> VT_FN bool words_of(Words& c, const Raw<8>& raw) {
 }
 
 // Whether all of a warp's blocks were of usual sizes.
-template <int TYPE, int KIND> VT_MEMBER bool code_wide(const Share& w, Eights& eights) {
+template <int TYPE, int KIND, int WARPS> VT_MEMBER bool code_wide(const Share& w, Eights& eights) {
     bool usual = true;
 #pragma unroll 1
     for (int block = (int)threadIdx.x >> 5; block < w.blocks;) {
 #pragma unroll
-        for (int i = 0; i < Eights::AHEAD; ++i, block += CREW) {
+        for (int i = 0; i < Eights::AHEAD; ++i, block += WARPS) {
             if (block >= w.blocks) continue;
             Words c;
             usual &= words_of<KIND>(c, eights.raw[i]);
@@ -70,17 +75,17 @@ template <int TYPE, int KIND> VT_MEMBER bool code_wide(const Share& w, Eights& e
     return usual;
 }
 
-// The row's codes: a warp's blocks once more where one of them has a size that is not usual.
-template <int TYPE> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
+// The row's codes by the first WARPS warps: a warp's blocks once more where one of them has a size that is not usual.
+template <int TYPE, int WARPS = CREW> VT_MEMBER void code_tiles(const Share& w, Eights& eights) {
     bool done = false;
     int kind = (int)eights.p.a_kind;
     if (eights.wide) {
-        done = kind == F32 ? code_wide<TYPE, F32>(w, eights) : kind == BF16 ? code_wide<TYPE, BF16>(w, eights)
-                                                                            : code_wide<TYPE, F16>(w, eights);
+        done = kind == F32 ? code_wide<TYPE, F32, WARPS>(w, eights) : kind == BF16 ? code_wide<TYPE, BF16, WARPS>(w, eights)
+                                                                            : code_wide<TYPE, F16, WARPS>(w, eights);
     }
     if (__builtin_expect(done, 1)) return;
 #pragma unroll 1
-    for (int block = (int)threadIdx.x >> 5; block < w.blocks; block += CREW) {
+    for (int block = (int)threadIdx.x >> 5; block < w.blocks; block += WARPS) {
         float x[8];
         load_eight(x, eights.p.a, (block * 32 + ((int)threadIdx.x & 31)) * 8, kind, eights.wide);
         keep_codes<TYPE>(w, block, words_256(x));

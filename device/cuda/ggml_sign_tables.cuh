@@ -4,15 +4,13 @@
 // after them what eight bits say of eight signs, the last of which is not asked, so that one product of bytes makes an
 // address of a byte, on the pipe that permutations leave alone. An entry's and a pattern's nibbles together pick four
 // signed bytes of eight: IQ2_XXS's from the magnitudes and their negatives, IQ3_XXS's from an entry and its negative.
-// Where memory is short, half as many patterns do (SHORT), for an instruction more. (Tensor cores took longer: an
+// (Tensor cores took longer: an
 // instruction of theirs keeps others waiting for five cycles.)
 #pragma once
 #include "ggml_tiles.cuh"
 
 // TABLES_AT: where they begin within 65,536 bytes of shared memory, at whose beginning 1,024 bytes are the system's.
 constexpr int TABLE_BYTES = 256 * 256, SIGNS_AT = 128 * 256, TABLES_AT = 1024;
-constexpr int SHORT_BYTES = SIGNS_AT + 128 * 128;
-constexpr unsigned SEVEN = 127u << 7;  // bits of an address
 
 // Eight bits to the third bits of eight digits.
 VT_FN unsigned thirds_of(unsigned bits) {
@@ -21,20 +19,24 @@ VT_FN unsigned thirds_of(unsigned bits) {
     return bits * 0x24u & 0x44444444u;
 }
 
-// `warps` warps of which this is number `warp` fill the tables; each reads its entries at once, and writes four at a
-// time, 16 bytes a lane.
-template <int TYPE, bool SHORT = false> VT_MEMBER void fill_tables(u8* tables, int warp, int warps) {
+// The word that the tables have for entry number `entry`, of which the last 256 are the signs'.
+template <int TYPE> VT_FN unsigned entry_of(unsigned entry) {
+    if (entry >= 256) {
+        const unsigned seven = entry & 127, signs = seven | (ones_of(seven) & 1u) << 7;  // their number is even
+        return thirds_of(signs) | (TYPE == IQ3_XXS ? 0x32103210u : 0u);
+    }
+    if constexpr (TYPE == IQ2_XXS) return IQ2_XXS_DIGITS[entry];
+    else return permute(0x1c140c04u, 0x3e342c24u, IQ3_XXS_DIGITS[entry]);
+}
+
+// `warps` warps of which this is number `warp` fill the tables, 32 entries at a time, four of them together, 16 bytes a
+// lane; `entry` is this lane's first.
+template <int TYPE> VT_MEMBER void fill_tables(u8* tables, int warp, int warps, unsigned entry) {
     int lane = threadIdx.x & 31;
-    for (int first = 32 * warp; first < (SHORT ? 384 : 512); first += 32 * warps) {
-        unsigned entry = (unsigned)first + lane;
-        if (first < 256) {
-            if constexpr (TYPE == IQ2_XXS) entry = IQ2_XXS_DIGITS[entry];
-            else entry = permute(0x1c140c04u, 0x3e342c24u, IQ3_XXS_DIGITS[entry]);
-        } else {
-            unsigned seven = entry & 127, signs = seven | (ones_of(seven) & 1u) << 7;  // their number is even
-            entry = thirds_of(signs) | (TYPE == IQ3_XXS ? 0x32103210u : 0u);
-        }
-        u8* to = tables + ((first & 255) + (lane >> 3)) * 128 + (first < 256 ? 0 : SIGNS_AT) + (lane & 7) * 16;
+#pragma unroll 1
+    for (int first = 32 * warp; first < 512; first += 32 * warps) {
+        if (first != 32 * warp) entry = entry_of<TYPE>((unsigned)(first + lane));
+        u8* to = tables + (first + (lane >> 3)) * 128 + (lane & 7) * 16;
 #pragma unroll
         for (int i = 0; i < 32; i += 4) {
             unsigned one = __shfl_sync(ALL, entry, i + (lane >> 3));
@@ -83,12 +85,7 @@ static inline unsigned within(unsigned bits, unsigned mask, unsigned place) { re
 template <int BYTE> VT_FN unsigned of_byte(Tables t, unsigned bits) {
     return entry_at<0>(dot4_plain(bits, 0x80u << 8 * BYTE, t.place));
 }
-template <int L, bool SHORT> VT_FN unsigned of_seven(Tables t, unsigned bits) {
-    if (SHORT) {
-        if (L == 0) bits <<= 7;
-        if (L > 1) bits >>= 7 * (L - 1);
-        return entry_at<SIGNS_AT>(within(bits, SEVEN, t.place));
-    }
+template <int L> VT_FN unsigned of_seven(Tables t, unsigned bits) {
     if (L & 2) bits >>= 14;
     return entry_at<SIGNS_AT>(L & 1 ? within(bits, 127 * 128, t.place) : dot4_plain(bits, 0x80, t.place));
 }
@@ -97,9 +94,9 @@ template <int L, bool SHORT> VT_FN unsigned of_seven(Tables t, unsigned bits) {
 VT_FN unsigned negatives_of(Tables t, unsigned x) { return times_plus(x, t.minus_one, 0x01010100u); }
 
 // Eight values of a unit from 8 L on, four and four; `bits` has their numbers in the grid.
-template <int TYPE, int L, bool SHORT = false>
+template <int TYPE, int L>
 VT_FN void eight_values(unsigned& low, unsigned& high, Tables tables, unsigned bits, unsigned beside) {
-    unsigned minus = of_seven<L, SHORT>(tables, beside);
+    unsigned minus = of_seven<L>(tables, beside);
     if constexpr (TYPE == IQ2_XXS) {
         unsigned digits = times_plus(of_byte<L>(tables, bits), tables.one, minus);
         low = picked(tables.plus, 0x00d5e7f8u, digits);

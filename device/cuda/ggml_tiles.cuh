@@ -35,23 +35,22 @@ struct InTurn {
     VT_MEMBER void forward(int step) { place.forward(step, blocks); }
 };
 
-// How far a sender has come, and the blocks that are left, in their ORDER.
-template <class ORDER> struct Sent {
-    ORDER at;
+// How far a sender has come, and the blocks that are left.
+struct Sent {
+    InTurn at;
     int slot, left;
     unsigned parity;
 };
 
-// Rows from the sixteen bytes that a stretch begins in, for so many slots at most; nothing past the weight is touched.
-template <int TYPE, class ORDER>
-VT_MEMBER void send_for(const Row& p, const Share& w, Sent<ORDER>& sent, int slots, bool wait) {
+// Rows from the sixteen bytes that a stretch begins in, for all slots; nothing past the weight is touched.
+template <int TYPE> VT_MEMBER void send_for(const Row& p, const Share& w, Sent& sent) {
     using T = Tiles<TYPE>;
     int lane = threadIdx.x & 31, mine = ((int)threadIdx.x / 32 - CREW) * (16 / SENDERS) + lane;
     bool sends = lane < 16 / SENDERS;
-    ORDER& at = sent.at;
+    InTurn& at = sent.at;
     int& slot = sent.slot;
-    for (; sent.left > 0 && slots > 0; --slots) {
-        if (wait) phase_over(w.empty + slot, sent.parity);
+    while (sent.left > 0) {
+        phase_over(w.empty + slot, sent.parity);
         int count = sent.left < w.per ? sent.left : w.per;
         sent.left -= count;
         for (int item = 0; item < count;) {
@@ -226,8 +225,8 @@ template <int TYPE> VT_MEMBER void in_tiles(const Row& p, int grid, int each, in
         team_meets(1, 32 * CREW);
         meet_up<TYPE>(p, w);
     } else if (warp < CREW + SENDERS) {
-        Sent<InTurn> sent = {InTurn(w.blocks), 0, w.all, 1};
-        send_for<TYPE>(p, w, sent, 0x7fffffff, true);
+        Sent sent = {InTurn(w.blocks), 0, w.all, 1};
+        send_for<TYPE>(p, w, sent);
     } else {
         add_up<TYPE>(p, w);
     }
