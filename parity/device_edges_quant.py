@@ -51,6 +51,17 @@ _HALVES = np.tile(np.float32(224 * 2.0**-149) * np.arange(1, 17, 2, np.float32)[
 _KINDS = ("bfloat16", "float16", "float32")
 _ALL = ("vt", "vllm", "vllm_native")
 _UB = {"scale_ub": "float32"}
+
+
+def _tiny(rows: int, width: int) -> np.ndarray:
+    """Here and there a zero, or a number whose square is 2^-133."""
+    x = np.random.Generator(np.random.PCG64(18)).standard_normal((rows, width))
+    x[3::5, ::16], x[4::7, ::40] = 0, 2.0**-66 * 0.9
+    return x.astype(_BF16)
+
+
+_HEAVY = np.where(np.arange(1040) % 300 < 200, 1e30, 1.0).astype(_BF16)
+"""Of some groups, and of a row, scales are large ones."""
 _HEIGHT = (270,)  # more rows than take their weights early
 _RINGS = (384, 640, 1152, 1664, 2176, 2688, 3200, 4352, 5248, 6272, 7296)
 """Widths, one for each of rings.SHAPES and one more."""
@@ -218,6 +229,8 @@ EDGES: dict[str, list[dict]] = {
         *({"...": (513,), "H": H, **_16, "quant_dtype": "float8_e4m3fn"} for H in _RINGS),
         {"...": (513,), "H": 1040, **_16, **_UB, "quant_dtype": "float8_e4m3fn", "rounding": "vllm"},
         {"...": (513,), "H": 1040, **_16, "quant_dtype": "float8_e4m3fn", "rounding": "vllm_native"},
+        {"...": (513,), "H": 1040, "x": "bfloat16", "weight": _HEAVY, "quant_dtype": "float8_e4m3fn"},
+        {"...": (513,), "H": 1040, "x": _tiny(513, 1040), "weight": "bfloat16", "quant_dtype": "float8_e4m3fn"},
         {"...": (3,), "H": 264, **_16, "residual": "bfloat16", "quant_dtype": "int8"},
         {**_two_partials(), "quant_dtype": "float8_e4m3fn"},
         {"...": _HEIGHT, "H": 1032, **_16, "quant_dtype": "float8_e4m3fn", "rounding": "vllm_native"},
@@ -230,6 +243,7 @@ EDGES: dict[str, list[dict]] = {
         _groups({"...": (3,), "H": 96, **_16, "residual": "bfloat16"}, 48), _groups(_two_partials(), 128),
         *(_groups({"...": (513,), "H": H, **_16}, 128 << H // 128 % 2) for H in _RINGS),
         _groups({"...": (513,), "H": 1040, **_16, **_UB, "column_major": True, "rounding": "vllm"}, 128),
+        _groups({"...": (513,), "H": 1040, "x": "bfloat16", "weight": _HEAVY}, 128),
         _groups({"...": _HEIGHT, "H": 4352, **_16}, 128),
     ],
     "silu_and_mul_quant": [

@@ -14,6 +14,7 @@ from vtlab.ops.shapes import sizes
 
 from .arrays import cupy_empty, cupy_normal
 from .bench import HIDDEN, INTERMEDIATE, TOKENS, Bench
+from .norm_quant import WIDTHS
 from .quant_fp8 import given_scale
 
 _HEADS, _HEAD = 48, 128
@@ -26,13 +27,15 @@ def benches() -> Iterator[Bench]:
         for recipe in fusion.catalog():
             if recipe.dtypes:
                 yield chain(recipe, T)
+    for H in WIDTHS:
+        yield chain(fusion.lookup("rms_norm_fp4_quant_swizzled"), TOKENS[-1], H)
 
 
-def chain(recipe: Recipe, T: int) -> Bench:
-    """The recipe in the first of its dtypes: at the hidden width with a norm, at the intermediate one without."""
+def chain(recipe: Recipe, T: int, H: int = HIDDEN) -> Bench:
+    """The recipe in the first of its dtypes: of H columns with a norm, at the intermediate width without."""
     dtypes = tuple(recipe.dtypes[0].split())
     program = trace(recipe, dtypes)
-    lead, width = ((T,), HIDDEN) if program.reductions else ((T,), INTERMEDIATE)
+    lead, width = ((T,), H) if program.reductions else ((T,), INTERMEDIATE)
     if "gated" in recipe.name:
         lead, width = (T, _HEADS), _HEAD
 

@@ -8,6 +8,9 @@ from .arrays import F32, cupy_empty, cupy_normal, ours, torch_empty, torch_norma
 from .bench import HIDDEN, INTERMEDIATE, TOKENS, Bench
 from .quant_fp8 import U8, given_scale, torch_scale
 
+WIDTHS = (2048, 2880, 4096, 7168)
+"""Hidden widths of other models."""
+
 
 def benches() -> Iterator[Bench]:
     for T in TOKENS:
@@ -19,6 +22,10 @@ def benches() -> Iterator[Bench]:
         for rounding in ("vt", "vllm"):
             yield silu_static(T, rounding)
             yield silu_per_block(T, rounding)
+    for H in WIDTHS:
+        yield norm_per_token(TOKENS[-1], False, H)
+        if H % 128 == 0:  # vLLM's op knows no part of a group
+            yield norm_per_block(TOKENS[-1], False, H)
 
 
 def _norm(name: str, op: str, T: int, H: int, residual: bool, scales: tuple | None, vllm) -> Bench:

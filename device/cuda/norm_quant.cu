@@ -7,7 +7,9 @@
 //    *_block5: 128 threads a row of at most 5120, each with two of the tree's partials, weights sent for early: half as
 //    many threads find the row's root and scale, and no warp idles. With a residual it takes too many registers; *_half3:
 //    of at most 3072 it does not, and 20480 x 2048 takes 72 us instead of 104.
-// 3. *_ring32x1 ...: many rows without a residual take turns in shared memory (ring_rows.cuh).
+// 3. *_ring32x1 ...: many rows without a residual take turns in shared memory (ring_rows.cuh). A row of 5120 a block of 128 took
+//    33.6 us of 8192, the ring 34.6, and 31.7 once nothing but a row's own steps was left in its loop: the kind of norm is
+//    chosen before it, and the first rows are announced to the second-level cache.
 // 4. Three kinds of scale, three sets of kernels: given (static), one a row (token), one for each 1 to 32 lanes (group).
 // 5. silu_codes.cuh: no row has to be known whole.
 #include "alone_rows.cuh"
@@ -306,7 +308,8 @@ ADD_KERNELS(group_add, GROUP, NATIVE)
 
 #define RING_KERNEL(NAME, MODE, T, B, THREADS)                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME##_ring##T##x##B##_early(NORM_PARAMETERS, i64 grid) { \
-        ring_row<MODE, T, B>(rows, grid, eps, NORMED_ALONE((int)flags & NATIVE), QUANTISED);                      \
+        if (flags & NATIVE) ring_row<MODE, T, B>(rows, grid, eps, NORMED_ALONE(NATIVE), QUANTISED);               \
+        else ring_row<MODE, T, B>(rows, grid, eps, NORMED_ALONE(0), QUANTISED);                                   \
     }
 #define RING_KERNELS(NAME, MODE)                                                                                  \
     RING_KERNEL(NAME, MODE, 32, 1, 512) RING_KERNEL(NAME, MODE, 32, 2, 512) RING_KERNEL(NAME, MODE, 32, 3, 512)   \

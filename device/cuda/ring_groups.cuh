@@ -52,10 +52,14 @@ VT_FN void ring_groups(i64 rows, i64 width_, int grid, int lanes, const void* x,
         if (lane == found.lane_of(found.own) && found.own < B && first < width) put_scale(row, first, scale);
         const Quotients own(scale);
         const bool large = __any_sync(FULL_WARP, own.large);
-        ring_codes(y, ring, codes + (i64)row * width, nan, [&](int i) {
+        unsigned char* const out = codes + (i64)row * width;
+        auto of_lane = [&](int i) {
             const int from = found.lane_of(i);
-            if (large) return Quotients(__shfl_sync(FULL_WARP, scale, from));
             return Quotients(__shfl_sync(FULL_WARP, own.inverse, from), __shfl_sync(FULL_WARP, own.low, from));
-        });
+        };
+        auto anew = [&](int i) { return Quotients(__shfl_sync(FULL_WARP, scale, found.lane_of(i))); };
+        if (large) ring_codes<true>(y, ring, out, nan, anew);
+        else if (nan != 0x7fu) ring_codes<true>(y, ring, out, nan, of_lane);
+        else ring_codes<false>(y, ring, out, nan, of_lane);
     });
 }

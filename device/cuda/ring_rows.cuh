@@ -7,7 +7,8 @@
 // 2. Five warps a row of a ring in shared memory: 36 to 40. Two warps, 80 values a lane: 29.5. A row's values in registers
 //    between its sum and its codes: 31.5. Copies of 16 bytes by each thread instead of the copy engine's, of whole rows: 31.
 //    Two rows ahead of each team instead of one: 31. Copies that ask the second-level cache to give their bytes up first: 27,
-//    but only where the last results lie there still and are overwritten; else 31.
+//    but only where the last results lie there still and are overwritten; else 31. Two rows of each team at the start: 31. The
+//    first ones into the second-level cache while the kernel before ends: 28.7.
 // 3. Teams as wide as their rows: of 2048 one warp takes 88 % of a copy's bandwidth, two 76; of 8192 four take 89, two 81.
 #pragma once
 #include "early.cuh"
@@ -42,6 +43,10 @@ VT_FN void row_comes(void* to, const void* from, int bytes, u64* barrier) {
                  "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(ring_address(to)), "l"(from), "r"(bytes), "r"(ring_address(barrier)) : "memory");
 }
+// Into the second-level cache, where others' stores come as well: it shows nothing, and needs to wait for nobody.
+VT_FN void row_will_come(const void* from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 VT_FN void row_is_there(u64* barrier, unsigned parity) {
     asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
                  "@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(ring_address(barrier)), "r"(parity) : "memory");
@@ -49,6 +54,7 @@ VT_FN void row_is_there(u64* barrier, unsigned parity) {
 #else
 VT_FN void row_is_none(u64*) {}
 VT_FN void row_comes(void*, const void*, int, u64*) {}
+VT_FN void row_will_come(const void*, int) {}
 VT_FN void row_is_there(u64*, unsigned) {}
 #endif
 #else
@@ -68,6 +74,7 @@ static inline void row_comes(void* to, const void* from, int bytes, u64* barrier
     ++emulation::progress;
     row.to = to, row.from = from, row.bytes = bytes;
 }
+static inline void row_will_come(const void*, int) {}
 static inline void row_is_there(u64* barrier, unsigned parity) {
     auto& row = emulation::on_their_way[*barrier];
     while (row.phase == parity && row.to == nullptr) emulation::change(emulation::running->context, emulation::scheduler);
@@ -129,6 +136,10 @@ template <int T, int B> struct RowRing {
 #pragma unroll 1
         for (int n = thread; n < 2 * blocks; n += T) copy_async(to + n * 16, at + n * 16);
     }
+    // A row that the team will send for.
+    VT_MEMBER void announce(const void* x, i64 from) const {
+        if (thread == T - 1) row_will_come((const char*)x + from * 2, blocks * 32);
+    }
     VT_MEMBER void await(u64* barrier, unsigned parity) const {
         if (WHOLE_ROWS) return row_is_there(barrier, parity);
         copies_arrive();
@@ -162,14 +173,17 @@ template <int T, int B> struct RowRing {
         if (!fused) {
 #pragma unroll
             for (int k = 0; k < PARTS; ++k) p[k][0] = p[k][1] = 0.0f;
+// Hardly ever done, so rolled up where registers suffice elsewhere too.
+#pragma unroll (PARTS == 1 ? B : 1)
+            for (int i = 0; i < B; i += PARTS)
 #pragma unroll
-            for (int i = 0; i < B; ++i)
+                for (int k = 0; k < PARTS; ++k)
 #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    if (!inside(i)) continue;
-                    values(v, slot, i, h);
-                    add_squares(p[i % PARTS][h], v);
-                }
+                    for (int h = 0; h < 2; ++h) {
+                        if (i + k >= B || !inside(i + k)) continue;
+                        values(v, slot, i + k, h);
+                        add_squares(p[k][h], v);
+                    }
         }
         // Where a thread has partials further on, lanes go on with some of them for each other. A flipped lane's second vectors
         // are what the others read first.
@@ -226,6 +240,7 @@ VT_FN void each_row(const RowRing<T, B>& ring, const O& order, const void* x, i6
         row_is_none(barrier);
     }
     others_may_start();
+    if (order.turns) ring.announce(x, order.row(0) * x_stride);
     after_others();
     __syncthreads();
     auto send = [&](int turn) {
