@@ -14,7 +14,7 @@ from .aot import store
 from .caps import device_caps
 from .errors import DeviceError
 from .loader import Loader
-from .tensor_maps import tensor_map
+from .tensor_maps import strip_map, tensor_map
 
 _SHARED = 48 << 10
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -144,6 +144,9 @@ class CupyRuntime:
 
     def tensor_map(self, address, width, rows, stride, high):
         return tensor_map(address, width, rows, stride, high)
+
+    def strip_map(self, address, width, rows, stride, high):
+        return strip_map(address, width, rows, stride, high)
 
     def launch(self, family, kernel, grid, block, shared, args) -> None:
         args = [np.asarray(value) if isinstance(value, np.void) else value for value in args]  # structures, by value

@@ -11,6 +11,8 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
+
 EARLY = "_early"
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
@@ -42,10 +44,10 @@ def starter():
         return None
 
 
-def start(function: int, grid: int, block: tuple[int, int], shared: int, stream: int, args: Sequence[int]) -> int:
-    """Launch on `stream` with integers of 64 bits; the driver's error number, 0 for none."""
-    values = (ctypes.c_int64 * len(args))(*args)
-    first = ctypes.addressof(values)
-    places = (ctypes.c_void_p * len(args))(*range(first, first + 8 * len(args), 8))
+def start(function: int, grid: int, block: tuple[int, int], shared: int, stream: int, args: Sequence) -> int:
+    """Launch on `stream` with integers of 64 bits and structures, arrays of one; the driver's error number or 0."""
+    held = [value if isinstance(value, np.ndarray) else ctypes.c_int64(value) for value in args]
+    first = [value.ctypes.data if isinstance(value, np.ndarray) else ctypes.addressof(value) for value in held]
+    places = (ctypes.c_void_p * len(args))(*first)
     launch = _Launch((grid, 1, 1), (*block, 1), shared, stream, ctypes.pointer(_ATTRIBUTE), 1)
     return starter()(ctypes.byref(launch), ctypes.c_void_p(function), places, None)

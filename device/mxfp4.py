@@ -30,8 +30,11 @@ _LANES_RESIDENT, _RUN = 8, 4096
 _ROWS = {1024: (5, 8), 2048: (5, 8), 4096: (5, 5), 8192: (6, 4), 16384: (6, 2), 32768: (6, 1)}
 """Of rows of 2-byte elements: the power of two that a thread holds, and blocks of a multiprocessor."""
 
-_LONG = 32768
-"""Elements of a row whose values change places once, among 256 threads that have 6 bytes of shared memory for each."""
+_LONG, _RUNS, _COME, _LEAVE, _STRIP = 32768, 128, 16, 32, 64
+"""Elements of a row whose values change places once, its runs, those of a tile that comes or that leaves, and the bytes
+of each that leave."""
+_LONG_SHARED = 7 * _LONG + 80
+"""Bytes: 4, 2 and 1 of each element for values between threads, what comes and what leaves, and barriers."""
 
 
 def _at(array, step: int) -> bool:
@@ -94,9 +97,10 @@ def _transform_rows(op: str, x, rows: int, width: int, out, factor) -> None:
     target = out if _at(out, 16) else current().empty(out.shape, out.dtype)
     name = f"transform_{'bf16' if kind(x) == KINDS['bfloat16'] else 'f16'}"
     if width == _LONG and on_hopper():
-        blocks = min(rows, MULTIPROCESSORS)
-        args = [rows, blocks, x, target, int(factor.view(np.int32))]
-        start(op, _FAMILY, f"{name.replace('_', '_long_')}{EARLY}", blocks, (TEAM, 1), args, 6 * _LONG)
+        blocks, run = min(rows, MULTIPROCESSORS), 2 * width // _RUNS
+        comes = current().tensor_map(current().pointer(x), run, rows * _RUNS, run, _COME)
+        args = [rows, blocks, x, int(factor.view(np.int32)), comes, _strips(target, run, rows * _RUNS)]
+        start(op, _FAMILY, f"{name.replace('_', '_long_')}{EARLY}", blocks, (TEAM, 1), args, _LONG_SHARED)
     elif width in _ROWS:
         part, resident = _ROWS[width]
         team = width >> part
@@ -113,6 +117,14 @@ def _transform_rows(op: str, x, rows: int, width: int, out, factor) -> None:
         start(op, _FAMILY, f"{name}_lanes", blocks, (_THREADS, 1), args)
     if target is not out:
         out[...] = target
+
+
+def _strips(array, wide: int, rows: int) -> np.void:
+    """Maps of the array as rows of `wide` bytes, 64 bytes of each to one map, as one structure."""
+    runtime, first = current(), current().pointer(array)
+    strip_map = getattr(runtime, "strip_map", runtime.tensor_map)  # the emulation has one kind
+    maps = [strip_map(first + at, _STRIP, rows, wide, _LEAVE) for at in range(0, wide, _STRIP)]
+    return np.frombuffer(b"".join(one.tobytes() for one in maps), f"V{128 * len(maps)}")[0]
 
 
 def _rotated(op: str, form: str, x, h, codes, scale, *more) -> None:

@@ -32,13 +32,23 @@ def tensor_map(address: int, width: int, rows: int, stride: int, high: int) -> n
     address, stride : multiples of 16; the tile's 16-byte vectors change places as `place` of wgmma.cuh has it.
     Errors: DeviceError where the driver refuses.
     """
+    return _map(address, width, rows, stride, (WIDTH, high), _SWIZZLE_128B)
+
+
+@lru_cache(4096)
+def strip_map(address: int, width: int, rows: int, stride: int, high: int) -> np.void:
+    """The same for tiles as wide as the rows, 256 bytes at most, whose vectors stay where they are."""
+    return _map(address, width, rows, stride, (width, high), _PLAIN)
+
+
+def _map(address: int, width: int, rows: int, stride: int, tile: tuple[int, int], order: int) -> np.void:
     room = (ctypes.c_uint64 * 24)()  # 128 bytes at a multiple of 64
     first = ctypes.addressof(room)
     made = first + -first % 64
     status = _encode()(
         ctypes.c_void_p(made), _UINT8, 2, ctypes.c_void_p(address), (ctypes.c_uint64 * 2)(width, rows),
-        (ctypes.c_uint64 * 1)(stride), (ctypes.c_uint32 * 2)(WIDTH, high), (ctypes.c_uint32 * 2)(1, 1),
-        _PLAIN, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS,
+        (ctypes.c_uint64 * 1)(stride), (ctypes.c_uint32 * 2)(*tile), (ctypes.c_uint32 * 2)(1, 1),
+        _PLAIN, order, _PROMOTE_256B, _ZEROS,
     )  # fmt: skip
     if status:
         raise DeviceError(f"cuTensorMapEncodeTiled: error {status} for {rows} x {width} bytes, {stride} apart")

@@ -50,18 +50,15 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "fours where they were": ("eight[turned(four + h)]", "eight[four + h]"),
         "lanes of one side": ("const float sign = lane & far ? -1.0f : 1.0f;", "const float sign = 1.0f;"),
         "differences are sums": ("const float sign = odd ? -1.0f : 1.0f;", "const float sign = 1.0f;"),
-        "a long row's vectors where they were": ("*(const uint4*)(raw + (i & ~3) * 16 + (((i & 3) ^ part) << 4))",
-                                                 "*(const uint4*)(raw + i * 16)"),
-        "no wait for a long row's values": ("""            __syncthreads();
-#pragma unroll
-            for (int r = 0; r < 128;""", """#pragma unroll
-            for (int r = 0; r < 128;"""),
-        "no wait before a long row's results": ("""            __syncthreads();
-#pragma unroll
-            for (int r = 0; r < 16;""", """#pragma unroll
-            for (int r = 0; r < 16;"""),
-        "a long row's last levels left out": ("levels_apart<4, 7>(v, r);", ""),
-        "a long row's halves alike": ("memory + LATER, ROW / 2", "memory, ROW / 2"),
+        "a long row's vectors where they were": ("raw + place(run, (i & 7)) + ", "raw + run * 128 + (i & 7) * 16 + "),
+        "no wait for a long row's values": ("if (n) barrier_wait(left, n - 1 & 1);", ""),
+        "no wait before a long row's results": ("if (lane == 0) tiles_have_left<1>();", ""),
+        "a long row's last levels left out": ("levels_apart<3, 7>(v, k);", "levels_apart<3, 6>(v, k);"),
+        "a long row's strips alike": ("leaves.of[warp]", "leaves.of[0]"),
+        "a long row sent before the last one is read": ("                warp_meets();\n                row += blocks;",
+                                                        "                row += blocks;"),
+        "values of long rows in one order": ("= now[turned(k)];", "= now[k];"),
+        "long rows always by elements": ("if (n & 1) by_elements(v, column);", "if (n) by_elements(v, column);"),
         "the last levels left out": ("levels_of<PART - LAST, PART>(v);", ""),
         "sums that are near are the mirror's": ("trouble |= unsure[q];", ""),
         "the largest sums are near": ("((most ^ least) < 0x800000u) & (byte < 220u)", "(most ^ least) < 0x800000u"),
@@ -75,6 +72,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "rows of one sign": ("vt_float(vt_bits(c) ^ (int)(signs << (31 - 8 * i - j) & 0x80000000u))", "c"),
         "every matrix of many vectors is Sylvester's": ("words[warp] = some;", "words[warp] = 0u;"),
         "pieces in one sign": ("y[q + step][j] = low - high;", "y[q + step][j] = low + high;"),
+        "a sum's size by one of its parts": ("size = vt_abs(low) + vt_abs(high);", "size = vt_abs(low);"),
         "a byte's chains joined in one sign": ("parity_of((unsigned)(chain & column >> 4)) ? -sum : sum", "sum"),
         "a byte's rows of one sign": ("by[k - known] ^ ((unsigned)column << bit & top)", "by[k - known]"),
         "the first lane's byte in doubt alone": ("lanes; lanes &= lanes - 1u", "lanes; lanes = 0u"),

@@ -260,6 +260,14 @@ def test_blocks_that_come_round_again(device, monkeypatch, op, rows, width, more
     check(device, op, device.call(op, sent(device, arguments)), arguments)
 
 
+def test_long_rows_follow_each_other(device):
+    """A row leaves its values where the one before had them."""
+    x = draw((4, 32768), "bfloat16", 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mxfp4, "MULTIPROCESSORS", 1)
+        check(device, "hadacore_transform", device.call("hadacore_transform", {"x": device.send(x)}), {"x": x})
+
+
 @pytest.mark.parametrize("width", [16384, 32768])
 def test_transforms_with_little_shared_memory(device, monkeypatch, width):
     """Rows that are on their way have no room of their own."""

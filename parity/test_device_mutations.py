@@ -12,6 +12,7 @@ from . import (
     planted,
     test_device_calls,
     test_device_calls_attention,
+    test_device_calls_casts,
     test_device_calls_ggml,
     test_device_calls_kv,
     test_device_calls_quant,
@@ -177,6 +178,8 @@ def survives(family: str, name: str) -> bool:
             test_device_calls.test_every_gate_where_there_are_few(device, op)
         for op in test_device_calls_quant.CALLS if family in QUANT else ():
             test_device_calls_quant.test_slices_of_wider_rows(device, op, shift=8)
+        if family == "mxfp4":
+            test_device_calls_casts.test_long_rows_follow_each_other(device)
         if family == "fp4":
             test_device_calls_quant.test_slices_of_wider_rows(device, "scaled_fp4_quant", shift=1)
             test_device_calls_quant.test_codes_at_any_address(device, "scaled_fp4_quant")

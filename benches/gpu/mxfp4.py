@@ -21,9 +21,10 @@ ROTATION = 22
 def benches() -> Iterator[Bench]:
     for T in TOKENS:
         yield quantise(T)
-        for R, method in ((32, "quest"), (32, "abs_max"), (128, "abs_max")):
+        for R, method in ((32, "quest"), (32, "abs_max"), (128, "quest"), (128, "abs_max")):
             yield rotate_mx(T, R, method)
-        yield rotate_nv(T, 16)
+        for R in (16, 64, 128):
+            yield rotate_nv(T, R)
     for T, K in ((8192, 1024), (8192, WIDTH), (1024, 32768)):
         yield transform(T, K)
     yield matrix(8192)

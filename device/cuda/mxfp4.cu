@@ -13,7 +13,7 @@
 // 3. transform.cuh: rows of 2-byte elements come by cp.async while others are summed up, and leave as 16-byte stores; up to
 //    512 elements in the lanes of a warp: 7.9, 37 and 48 us.
 // 4. Threads of the first two rounds wait for 32 or 64 alone, eights of 64 in a row lie in all banks: 7.8, 36 and 43 us.
-// 5. transform_long.cuh, on Hopper: rows of 32768 with one exchange, 40.6 us.
+// 5. transform_long.cuh, on Hopper: rows of 32768 with one exchange, 40.4 us, in place of the row before: 37.4 us.
 // That of the rotation:
 // 1. rotate_by_any: a thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory
 //    four elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one
@@ -38,6 +38,9 @@
 //    by 128, 33.2 to 26 (QuEST) and 31.7 to 27 (NVFP4); 28 to 26, 27.3 to 24.5 and 24 to 22.8 by 64. Without mending 21.8,
 //    23.1 and 24.1. No better: bytes in doubt in a list of each warp, 24.7; rows padded in place of turned, whose copies are
 //    beside 128 bytes' bounds: 4 us more by 32; tiles before the matrix is known: 0.3 us less.
+// 7. Fewer steps of a tile: QuEST's bound out of the squares that it has, the largest of a sum and a difference by their parts'
+//    sizes: 25.9 to 25.4 by 128 (QuEST), 27.4 to 27.0 (NVFP4), 26 to 25.3 and 22.7 to 22.1 by 64. No better: lists of doubts in
+//    any form, whose code, hardly ever met, is waited for; two tiles at the start; tiles announced to the second-level cache.
 #include "early.cuh"
 #include "once.cuh"
 #include "rotated_near.cuh"
@@ -250,13 +253,13 @@ VT_FN void transform(i64 rows, int log2n, int threads, const void* x, int kind, 
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-#define TOGETHER 3  // blocks of a multiprocessor: so few registers suffice there, elsewhere they spill
+#define RESIDENT_32 3  // blocks of a multiprocessor: so few registers suffice there, elsewhere they spill
 #else
-#define TOGETHER 1
+#define RESIDENT_32 1
 #endif
 
 #define TRANSFORM(NAME, ASSUMED)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(256, TOGETHER) NAME(i64 rows, i64 log2n, i64 threads, const void* x,  \
+    extern "C" __global__ void __launch_bounds__(256, RESIDENT_32) NAME(i64 rows, i64 log2n, i64 threads, const void* x,  \
                                                                      i64 kind, void* out, float factor) {              \
         VT_SHARED(memory);                                                                                             \
         VT_ASSUME(ASSUMED);                                                                                            \
@@ -285,14 +288,14 @@ TRANSFORMS_ROWS(15, 6)
 #if VT_TILES
 #define LONG_TRANSFORM(KIND)                                                                                           \
     VT_SHARED(memory);                                                                                                 \
-    LongTransform<KIND>::run(rows, blocks, x, out, vt_float((int)factor), memory);
+    LongTransform<KIND>::run(rows, blocks, x, vt_float((int)factor), comes, leaves, memory);
 #else
 #define LONG_TRANSFORM(KIND)  // never launched (device/mxfp4.py)
 #endif
 // factor: the bits of a float32.
 #define TRANSFORM_LONG(NAME, KIND)                                                                                     \
     extern "C" __global__ void __launch_bounds__(256, 1) transform_long_##NAME##_early(                                \
-        i64 rows, i64 blocks, const unsigned char* x, unsigned char* out, i64 factor) {                                \
+        i64 rows, i64 blocks, const unsigned char* x, i64 factor, VT_MAP comes, VT_WARP_MAPS leaves) {                 \
         LONG_TRANSFORM(KIND)                                                                                           \
     }
 TRANSFORM_LONG(bf16, BF16)

@@ -15,21 +15,19 @@ template <int LANES, class F> VT_FN void folded(float (&all)[4 / LANES], const f
     else all[0] = with(upper ? two[1] : two[0], __shfl_xor_sync(FULL_WARP, upper ? two[0] : two[1], 2));
 }
 
-// The largest size of N rows from FIRST on, or NaN.
-template <int FIRST, int N> VT_FN float top_of_rows(const float (&y)[4][8]) {
-    constexpr int WAYS = N > 1 ? 4 : 2;
-    float top[WAYS];
+// The largest size of a row, or NaN.
+VT_FN float top_of_row(const float (&y)[8]) {
+    float top[2];
 #pragma unroll
-    for (int j = 0; j < 8 * N; ++j) {
-        const float one = vt_abs(y[FIRST + j / 8][j % 8]);
-        top[j % WAYS] = j < WAYS ? one : larger_or_nan(top[j % WAYS], one);
+    for (int j = 0; j < 8; ++j) {
+        const float one = vt_abs(y[j]);
+        top[j & 1] = j < 2 ? one : larger_or_nan(top[j & 1], one);
     }
-    return WAYS == 2 ? larger_or_nan(top[0], top[1])
-                     : larger_or_nan(larger_or_nan(top[0], top[1]), larger_or_nan(top[2], top[WAYS - 1]));
+    return larger_or_nan(top[0], top[1]);
 }
 VT_FN void tops_of(float (&tops)[4], const float (&y)[4][8]) {
-    tops[0] = top_of_rows<0, 1>(y), tops[1] = top_of_rows<1, 1>(y);
-    tops[2] = top_of_rows<2, 1>(y), tops[3] = top_of_rows<3, 1>(y);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) tops[q] = top_of_row(y[q]);
 }
 
 // Four lanes have a row each. The bound's last part is for what rounds on the way to a code, twice.
@@ -70,16 +68,20 @@ template <int R> VT_FN void near_of(Near (&near)[2], const float (&y)[4][8], flo
     }
 }
 
+// 2^-24 of the root of the mean square of roundings(k), and 2 percent: 28.6 and 32.7 where TENSOR_STEP is 10.5, 49.7 and 53.9
+// where it is 24.
+#define ROOT_64 ((12.5f + 1.6f * TENSOR_STEP) * 0x1p-24f)
+#define ROOT_128 ((16.6f + 1.6f * TENSOR_STEP) * 0x1p-24f)
+
 // Of vectors of 64 and 128: N rows from FIRST on are a group, or, of 64 in groups of 32, half of one, of which the lane beside
 // has the other half. What rounds on the way to a code is 4 more.
 template <int R, int FIRST, int N, bool Q>
-VT_FN Near near_of_rows(const float (&y)[4][8], float bound, float, const ToMx<ABS_MAX, Q>&) {
-    float top = top_of_rows<FIRST, N>(y);
+VT_FN Near near_of_rows(const float (&)[4][8], float top, float bound, float, const ToMx<ABS_MAX, Q>&) {
     if (R == 64) top = larger_or_nan(top, __shfl_xor_sync(FULL_WARP, top, 1));
     return near_of_top(top, vt_fma(top, 4.0f * 0x1p-24f, bound));
 }
 template <int R, int FIRST, int N, bool Q>
-VT_FN Near near_of_rows(const float (&y)[4][8], float bound, float mean, const ToMx<QUEST, Q>&) {
+VT_FN Near near_of_rows(const float (&y)[4][8], float, float, float mean, const ToMx<QUEST, Q>&) {
     float squares[2];
 #pragma unroll
     for (int j = 0; j < 8 * N; ++j) {
@@ -89,9 +91,13 @@ VT_FN Near near_of_rows(const float (&y)[4][8], float bound, float mean, const T
     float all = squares[0] + squares[1];
     if (R == 64) all += __shfl_xor_sync(FULL_WARP, all, 1);
     const float square = all * 0.03125f, root = fast_root(square);
+    // The root of the vector's sums' squares is c sqrt(R) sqrt(sum x^2), and c sum |x[k]| roundings(k) at most that times the root
+    // of the mean square of roundings(k).
+    float vector = all + __shfl_xor_sync(FULL_WARP, all, 2);
+    if (R == 128) vector += __shfl_xor_sync(FULL_WARP, vector, 1);
+    const float bound = fast_root(vector) * (R == 128 ? ROOT_128 : ROOT_64);
     return near_of_squares(square, root, mean, bound, (square == 0.0f) & (bound == 0.0f));
 }
-template <int R, int FIRST, int N> VT_FN Near near_of_rows(const float (&y)[4][8], float bound, float, const ToNv& to) {
-    const float top = top_of_rows<FIRST, N>(y);
+template <int R, int FIRST, int N> VT_FN Near near_of_rows(const float (&)[4][8], float top, float bound, float, const ToNv& to) {
     return near_of_sixteen(top, vt_fma(top, 4.0f * 0x1p-24f, bound), to);
 }

@@ -73,7 +73,7 @@ template <int R> struct NearSums : RotatedTile<R> {
         constexpr int GROUP = TO::GROUP, LANES = GROUP / 8;  // of a group, where vectors have up to 32
         constexpr bool BESIDE = R == 64 && GROUP == 32;      // the lane beside has the group's other half
         constexpr int OWN = R <= 32 ? 4 / LANES : R == 128 && GROUP == 32 ? 1 : 2;
-        constexpr bool SIZES = R > 32, MEAN = R >= 32 && !TO::BOUNDED;
+        constexpr bool SIZES = R > 32 && TO::BOUNDED, MEAN = R >= 32 && !TO::BOUNDED;
         const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, warps = (int)blockDim.x >> 5;
         const int g = lane >> 2, t = lane & 3;
         const int whole = (int)(count / TILE), rest = (int)(count % TILE), tiles = whole + (rest != 0);
@@ -190,14 +190,15 @@ template <int R> struct NearSums : RotatedTile<R> {
             n = tile_of(__shfl_sync(FULL_WARP, claimed, 0)), stage ^= 1;
             if (lane == 0) claimed = (int)one_more(words + 31);
             send(n, stage);
-            float y[4][8], bound[4];
-            Tile::template sums_of<SIZES>(y, bound, a, b, weight);
+            float y[4][8], bound[4], tops[2];
+            Tile::template sums_of<SIZES>(y, bound, a, b, weight, tops);
             Near near[OWN];
             if constexpr (R > 32) {
                 bound[0] += bound[1], bound[2] += bound[3];
                 if (R == 128) bound[0] = bound[2] = bound[0] + bound[2];
-                near[0] = near_of_rows<R, 0, 4 / OWN>(y, bound[0] * least, means[0], to);
-                if constexpr (OWN > 1) near[1] = near_of_rows<R, 2, 2>(y, bound[2] * least, means[1], to);
+                const float top = OWN > 1 ? tops[0] : larger_or_nan(tops[0], tops[1]);
+                near[0] = near_of_rows<R, 0, 4 / OWN>(y, top, bound[0] * least, means[0], to);
+                if constexpr (OWN > 1) near[1] = near_of_rows<R, 2, 2>(y, tops[1], bound[2] * least, means[1], to);
             } else {
                 near_of<R>(near, y, means[0], to);
             }

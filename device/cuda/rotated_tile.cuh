@@ -128,9 +128,11 @@ template <int R> struct RotatedTile {
     }
     // Sums y[q][2 j + e] of column 8 t + 2 j + e of row q; weighted sizes, where SIZES are asked for. a[2 n + i]: elements
     // 16 i ... 16 i + 15 of two rows, b[j]: columns 2 j and 2 j + 1 of each lane's eight.
+    // tops: of vectors of 64 and more the largest sizes of rows 0 and 1 and of 2 and 3, or NaN: of a + b and a - b that is
+    // |a| + |b|.
     template <bool SIZES>
     static VT_MEMBER void sums_of(float (&y)[4][8], float (&bound)[4], const unsigned (&a)[4][4], const unsigned (&b)[4][4],
-                                  const unsigned (&weight)[2][2]) {
+                                  const unsigned (&weight)[2][2], float (&tops)[2]) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             const int q = n * STEP, r = q + NEXT;
@@ -153,14 +155,18 @@ template <int R> struct RotatedTile {
             }
         }
 #pragma unroll
-        for (int step = 1; step < PIECES; step *= 2)
+        for (int step = PIECES / 2; step >= 1; step /= 2)
 #pragma unroll
-            for (int q = 0; q < 4; ++q)
-                if (!(q & step))
+            for (int q = 0; q < 4; ++q) {
+                if (q & step) continue;
+                float most = 0.0f;  // in one chain: two take registers that NVFP4 by 128 lacks
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) {
-                        const float low = y[q][j], high = y[q + step][j];
-                        y[q][j] = low + high, y[q + step][j] = low - high;
-                    }
+                for (int j = 0; j < 8; ++j) {
+                    const float low = y[q][j], high = y[q + step][j], size = vt_abs(low) + vt_abs(high);
+                    y[q][j] = low + high, y[q + step][j] = low - high;
+                    most = j ? larger_or_nan(most, size) : size;
+                }
+                if (step == 1) tops[q / 2] = most;
+            }
     }
 };

@@ -1,40 +1,61 @@
 // The fast Hadamard transform of rows of 32768 elements of 2 bytes, whose values change places between threads once; Hopper's.
 //
 // A block has a row at a time, a thread 128 values. Two threads begin with the same run of 256 neighbours: of its pairs one
-// takes the sums, the other the differences, and seven levels of those are its own. After the one exchange a thread has
-// every 256th element and seven levels again. The next row comes meanwhile, each warp's part of it for itself, and the copy
-// engine takes results away.
+// takes the sums, the other the differences, and seven levels of those are its own. Then a thread has one element of each
+// of the 128 runs and seven levels again. Values go through shared memory, which has room for one row: a thread that has
+// summed up its run takes its elements of the row before, and leaves its values in their place. So the next row lies there
+// the other way round, and all a thread waits for is that others have left their values, a row earlier.
 //
-// 1024 rows of bfloat16: 40.6 us, where transform.cuh takes 42.2 and a copy 33.4. A form of it takes 42, without loads and
-// stores 29, and 38 without sums or 40 without the exchange: sums and traffic do not hide each other. No better: the copy
-// engine for what comes (46), stores by threads (43), rows ahead into the second-level cache (41.6 to 50), results in memory
-// of their own, so that they have the time of a row to leave (41.4 to 45: more instructions, 33 to 36 us of them).
+// 1024 rows of bfloat16: 37.4 us, where a block whose threads met at each exchange took 40.4 and a copy takes 33.2. Without
+// the first rows ahead it is 38.6; without loads and stores 32: what is left of sums and exchanges still adds up, as warps
+// are at the same of them at the same time. How long the code is counts: the levels are one place of it for both, and with a
+// place for each it takes 45, with a few hundred moves more 44. No better: warps that take turns at sums (37.4), or at
+// shared memory (41); stores by threads (42); copies by threads (42.9 with those); two multiprocessors of a cluster with half
+// a row each, two rows at once (58; 42 without the values that go to the other one, 57 without loads and stores).
 #pragma once
+#include "copy_engine.cuh"
 #include "early.cuh"
 #include "rotation.cuh"
 #include "wgmma_codes.cuh"
 
+struct alignas(64) WarpMaps { TensorMap of[8]; };  // each of 64 bytes of a run
 
 #ifdef __CUDACC__
+#define VT_WARP_MAPS const __grid_constant__ WarpMaps
 #if VT_TILES
-// A multiple of 16 bytes on its way to global memory.
-VT_FN void bytes_leave(void* to, const void* from, int bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;"
-                 ::"l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+VT_FN void unknown(int& x) { asm volatile("" : "+r"(x)); }  // to the compiler
+VT_FN void whatever(float& x) { asm volatile("" : "=f"(x)); }
+// A tile of rows of 64 bytes on its way to global memory, from row y on.
+VT_FN void tile_leaves(const void* from, const TensorMap& map, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\ncp.async.bulk.commit_group;"
+                 ::"l"(&map), "r"(shared_address(from)), "r"(0), "r"(y) : "memory");
 }
-// Until what this thread sent away is read.
-VT_FN void bytes_have_left() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until all but the last LEFT of this thread's tiles are read.
+template <int LEFT> VT_FN void tiles_have_left() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
+// The next kernel's first rows, before it may read them, are on their way into the second-level cache.
+VT_FN void row_ahead(const void* row, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(bytes) : "memory");
+}
 #endif
 #else
+#define VT_WARP_MAPS const WarpMaps
 namespace emulation {
-inline std::vector<Copy> leaving;
+struct Leaving { const u8* from; const TensorMap* map; int y; };
+inline std::vector<Leaving> leaving[8];  // of warps
 }
-// Bytes leave as late as a wait allows.
-static inline void bytes_leave(void* to, const void* from, int bytes) { emulation::leaving.push_back({to, from, (size_t)bytes}); }
-static inline void bytes_have_left() {
-    for (auto& part : emulation::leaving) std::memcpy(part.to, part.from, part.size);
-    emulation::leaving.clear();
+static inline void unknown(int&) {}
+static inline void whatever(float& x) { x = NAN; }
+// Tiles leave as late as a wait allows.
+static inline void tile_leaves(const void* from, const TensorMap& map, int y) {
+    emulation::leaving[threadIdx.x / 32].push_back({(const u8*)from, &map, y});
 }
+template <int LEFT> void tiles_have_left() {
+    auto& all = emulation::leaving[threadIdx.x / 32];
+    for (; all.size() > LEFT; all.erase(all.begin()))
+        for (int r = 0; r < (int)all[0].map->high; ++r)
+            std::memcpy((u8*)all[0].map->address + (all[0].y + r) * all[0].map->stride, all[0].from + r * 64, 64);
+}
+static inline void row_ahead(const void*, int) {}
 #endif
 
 #if VT_TILES
@@ -54,90 +75,168 @@ template <int FROM, int TO> VT_FN void levels_apart(float (&v)[128], int first) 
 }
 
 template <int KIND> struct LongTransform {
-    static constexpr int ROW = 65536, RUN = 512;  // bytes of a row, and of 256 elements
-    static constexpr int BETWEEN = 2 * ROW, PART = ROW / 8;
-    static constexpr int LATER = ROW / 2 + 64;    // where the second half of results lies, in other banks
+    static constexpr int ROW = 65536, RAW = 2 * ROW, RESULTS = RAW + ROW, BARRIERS = RESULTS + ROW / 2;  // bytes
+    static constexpr int PART = ROW / 8, RUNS = 128;  // a warp's part of a row comes as four tiles of 16 runs
 
-    // Every eighth run of the row at x, from number `warp` on, into the warp's memory: vectors change places, so that lanes
-    // that read of four runs meet in no bank.
-    static VT_MEMBER void send(unsigned char* next, const unsigned char* x) {
-        const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-        const unsigned char* from = x + warp * RUN + lane * 16;
+    // The number of a thread's element whose value of a run was number k, and the other way round: the lowest four bits
+    // change places two by two, so that lanes of neighbouring runs have elements 8 apart.
+    static VT_MEMBER constexpr int turned(int k) { return (k & ~15) | (k & 3) << 2 | (k >> 2 & 3); }
+
+    static VT_MEMBER void send(unsigned char* raw, const TensorMap& map, u64* there, i64 row, int warp) {
+        barrier_expect(there, PART);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) copy_async(next + i * RUN + ((lane ^ i >> 2) << 4), from + i * 8 * RUN);
+        for (int q = 0; q < 4; ++q) load_tile(raw + q * (PART / 4), map, there, q * 128, (int)row * RUNS + warp * 16);
     }
 
-    static VT_MEMBER void run(i64 rows, i64 blocks, const unsigned char* x, unsigned char* out, float factor, unsigned char* memory) {
-        const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-        const int odd = lane & 1, part = lane >> 1 & 3, later = lane >> 3;
-        unsigned char* const next = memory + BETWEEN + warp * PART;
-        const float sign = odd ? -1.0f : 1.0f;
-        // First a thread has run warp + 8 (4 part + later), its sums or (odd) differences 0 ... 127. Between threads number
-        // b * 16 + e * 4 + g of those is float e of vector g of 64 bytes, whose vectors change places.
-        const unsigned char* const raw = next + (part * 4 + later) * RUN;
-        unsigned char* const mine = memory + warp * 16384 + lane * 64;
-        // Then it has element lane / 4 + lane % 4 * 8 + warp * 32 of all runs.
-        const unsigned char* const column = memory + warp * 2048 + (lane & 4) * 16 + (lane & 3) * 4;
-        unsigned char* const results = memory + odd * LATER + later * (16 * RUN) + warp * 64 + part * 16;
-        after_others();
-        others_may_start();
-        i64 row = blockIdx.x;
-        send(next, x + row * ROW);
-#pragma unroll 1
-        for (; row < rows; row += blocks) {
-            float v[128];
-            copies_arrive();
-            warp_meets();
+    static VT_MEMBER void first_level(float* to, const float* from) {
 #pragma unroll
-            for (int i = 0; i < 32; ++i) {
-                float eight[8];
-                const uint4 vector = *(const uint4*)(raw + (i & ~3) * 16 + (((i & 3) ^ part) << 4));
-                widen(eight, Raw<8>{vector, vector}, KIND);
+        for (int k = 0; k < 16; k += 2) {
+            to[k] = from[k] + from[k + 1];
+            to[k + 1] = from[k] - from[k + 1];
+        }
+    }
+
+    // Takes the row before by elements, leaves v in its place, and sums the first level up. Run r's value of this thread is
+    // at column[r & 3] + r * 128.
+    static VT_MEMBER void by_elements(float (&v)[128], unsigned char* const (&column)[4]) {
+        float came[2][16];
+        auto take = [&](int part) {
 #pragma unroll
-                for (int j = 0; j < 4; ++j) v[4 * i + j] = vt_fma(eight[2 * j + 1], sign, eight[2 * j]);  // one rounding
-                levels_apart<0, 2>(v, 4 * i);
-            }
-            warp_meets();
-            if (row + blocks < rows) send(next, x + (row + blocks) * ROW);
-            if (threadIdx.x == 0) bytes_have_left();
-            __syncthreads();
+            for (int k = 0; k < 16; ++k) came[part & 1][k] = *(const float*)(column[k & 3] + (part * 16 + k) * 128);
+        };
+        take(0);
+#pragma unroll
+        for (int part = 0; part < 8; ++part) {
+            float* now = v + part * 16;
+            if (part < 7) take(part + 1);
+#pragma unroll
+            for (int k = 0; k < 16; ++k) *(float*)(column[k & 3] + (part * 16 + k) * 128) = now[turned(k)];
+            first_level(now, came[part & 1]);
+        }
+    }
+    // The same of a row that lies there by runs: values g, g + 4, g + 8 and g + 12 of each sixteen are a vector.
+    static VT_MEMBER void by_runs(float (&v)[128], unsigned char* const (&mine)[4]) {
+        float came[2][16];
+        auto take = [&](int part) {
+#pragma unroll
+            for (int g = 0; g < 4; ++g) four_floats(came[part & 1], turned(g), *(const uint4*)(mine[g] + part * 16384));
+        };
+        take(0);
+#pragma unroll
+        for (int part = 0; part < 8; ++part) {
+            float* now = v + part * 16;
+            if (part < 7) take(part + 1);
 #pragma unroll
             for (int g = 0; g < 4; ++g) {
-                levels_apart<2, 7>(v, g);
-#pragma unroll
-                for (int b = 0; b < 8; ++b) {
-                    const float four[4] = {v[g + 16 * b], v[g + 16 * b + 4], v[g + 16 * b + 8], v[g + 16 * b + 12]};
-                    *(uint4*)(mine + b * 2048 + ((g ^ part) << 4)) = four_bits(four, 0);
-                }
+                const float four[4] = {now[g], now[g + 4], now[g + 8], now[g + 12]};
+                *(uint4*)(mine[g] + part * 16384) = four_bits(four, 0);
             }
-            __syncthreads();
-#pragma unroll
-            for (int r = 0; r < 128; r += 16) {
-                const unsigned char* sixteen = column + (r >> 5) * 128 + ((later ^ r >> 5) << 4) + (r >> 4 & 1) * 1024;
-#pragma unroll
-                for (int i = 0; i < 16; ++i) v[r + i] = *(const float*)(sixteen + (i & 7) * 16384 + (i >> 3) * 512);
-                levels_apart<0, 4>(v, r);
-            }
-            __syncthreads();
-#pragma unroll
-            for (int r = 0; r < 16; ++r) {
-                levels_apart<4, 7>(v, r);
-                unsigned words[4];
-#pragma unroll
-                for (int m = 0; m < 4; ++m) {
-                    const float low = v[r + 16 * m] * factor, high = v[r + 16 * m + 64] * factor;
-                    words[m] = KIND == BF16 ? narrow_bf16(low, high) : narrow_f16(low, high);
-                }
-                leave_transposed(results + r * RUN, words);
-            }
-            stores_to_products();
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                bytes_leave(out + row * ROW, memory, ROW / 2);
-                bytes_leave(out + row * ROW + ROW / 2, memory + LATER, ROW / 2);
-            }
+            first_level(now, came[part & 1]);
         }
-        if (threadIdx.x == 0) bytes_have_left();
+    }
+
+    static VT_MEMBER void run(i64 rows, i64 blocks, const unsigned char* x, float factor, const TensorMap& comes,
+                              const WarpMaps& leaves, unsigned char* memory) {
+        const int warp = same_in_warp((int)threadIdx.x >> 5), lane = (int)threadIdx.x & 31;
+        // First a thread has run 16 warp + `run`, its sums or (odd) differences, then element 32 warp + 8 (lane % 4) + lane / 4.
+        const int near = lane & 3, odd = lane >> 2 & 1, far = lane >> 3, run = near + 4 * far;
+        const float sign = odd ? -1.0f : 1.0f;
+        unsigned char* const raw = memory + RAW + warp * PART;
+        unsigned char* const results = memory + RESULTS + warp * 4096;
+        unsigned char* const corner = results + (lane >> 3) * 128 + (lane & 1) * 64 + (lane >> 1 & 3) * 16;
+        // Between threads value n of run r is at (n / 16 * 128 + r) * 128 + odd * 64 + (n % 4 ^ r % 4) * 16 + n / 4 % 4 * 4.
+        unsigned char *mine[4], *column[4];
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+            mine[g] = memory + (warp * 16 + run) * 128 + odd * 64 + ((g ^ near) << 4);
+            column[g] = memory + warp * 16384 + odd * 64 + near * 4 + ((g ^ far) << 4);
+        }
+        // All have left their values; a warp's part is there; the first half of the warps have begun.
+        u64* const left = (u64*)(memory + BARRIERS);
+        u64* const there = left + 1 + warp;
+        u64* const begun = left + 9;
+        if (lane == 0) {
+            if (warp == 0) barrier_init(left, 256), barrier_init(begun, 128);
+            barrier_init(there, 1);
+        }
+        barriers_ready();
+        __syncthreads();
+        i64 row = blockIdx.x;
+        if (threadIdx.x == 0) row_ahead(x + row * ROW, ROW);
+        after_others();
+        others_may_start();
+        const int own = ((int)rows - 1 - (int)row) / (int)blocks + 1;  // rows
+        if (warp >= 4) barrier_wait(begun, 0);  // whose turn is later
+        if (lane == 0) send(raw, comes, there, row, warp);
+        float v[128];
+        int then = 0, tile = (int)blockIdx.x * RUNS;
+        // Runs of this block's row number n, then elements of its row n - 1. The compiler is not to know which is which, or
+        // it would sum up in two places.
+#pragma unroll 1
+        for (int n = 0; n <= own;) {
+            if (!then && n == own) {
+                then = 1;
+#pragma unroll
+                for (int k = 0; k < 128; ++k) whatever(v[k]);
+            }
+            unknown(then);
+            const bool reads = n > 0;
+            if (!then) {
+            runs:
+                barrier_wait(there, n & 1);
+                if (n == 0 && warp < 4) barrier_arrive(begun);
+#pragma unroll
+                for (int i = 0; i < 32; ++i) {
+                    float eight[8];
+                    const uint4 vector = *(const uint4*)(raw + place(run, (i & 7)) + (i >> 3) * (PART / 4));
+                    widen(eight, Raw<8>{vector, vector}, KIND);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) v[4 * i + j] = vt_fma(eight[2 * j + 1], sign, eight[2 * j]);  // one rounding
+                    levels_apart<0, 1>(v, 4 * i);
+                    levels_apart<0, 1>(v, 4 * i + 2);
+                }
+                warp_meets();
+                row += blocks;
+                if (lane == 0 && row < rows) send(raw, comes, there, row, warp);
+            } else {
+                if (n) barrier_wait(left, n - 1 & 1);
+                if (n & 1) by_elements(v, column);
+                else by_runs(v, mine);
+                barrier_arrive(left);
+                if (n == 0 && own > 1) {
+                    n = 1, then = 0;  // no row before: a condition around the levels made the code longer
+                    goto runs;
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < 128; k += 8) levels_apart<1, 3>(v, k), levels_apart<1, 3>(v, k + 1);
+#pragma unroll
+            for (int k = 0; k < 8; ++k) levels_apart<3, 7>(v, k);
+            if (then && reads) {
+#pragma unroll
+                for (int q = 0; q < 4; ++q) {
+                    if (lane == 0) tiles_have_left<1>();
+                    warp_meets();
+#pragma unroll
+                    for (int r = 0; r < 4; ++r) {
+                        unsigned words[4];
+#pragma unroll
+                        for (int m = 0; m < 4; ++m) {
+                            const float *two = v + q * 32 + r * 8 + 2 * m, a = two[0] * factor, b = two[1] * factor;
+                            words[m] = KIND == BF16 ? narrow_bf16(a, b) : narrow_f16(a, b);
+                        }
+                        leave_transposed(corner + (q & 1) * 2048 + r * 512, words);
+                    }
+                    stores_to_products();
+                    warp_meets();
+                    if (lane == 0) tile_leaves(results + (q & 1) * 2048, leaves.of[warp], tile + q * 32);
+                }
+                tile += (int)blocks * RUNS;
+            }
+            n += then;
+            then ^= 1;
+        }
+        if (lane == 0) tiles_have_left<0>();
     }
 };
 
