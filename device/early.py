@@ -46,8 +46,13 @@ def starter():
 
 def start(function: int, grid: int, block: tuple[int, int], shared: int, stream: int, args: Sequence) -> int:
     """Launch on `stream` with integers of 64 bits and structures, arrays of one; the driver's error number or 0."""
-    held = [value if isinstance(value, np.ndarray) else ctypes.c_int64(value) for value in args]
-    first = [value.ctypes.data if isinstance(value, np.ndarray) else ctypes.addressof(value) for value in held]
-    places = (ctypes.c_void_p * len(args))(*first)
+    structures, numbers = [i for i, value in enumerate(args) if isinstance(value, np.ndarray)], list(args)
+    for i in structures:
+        numbers[i] = 0
+    values = (ctypes.c_int64 * len(args))(*numbers)
+    first = ctypes.addressof(values)
+    places = (ctypes.c_void_p * len(args))(*range(first, first + 8 * len(args), 8))
+    for i in structures:
+        places[i] = args[i].ctypes.data
     launch = _Launch((grid, 1, 1), (*block, 1), shared, stream, ctypes.pointer(_ATTRIBUTE), 1)
     return starter()(ctypes.byref(launch), ctypes.c_void_p(function), places, None)

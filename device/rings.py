@@ -39,15 +39,13 @@ class Ring:
 
 def ring(rows: int, width: int) -> Ring | None:
     """None where these rows have no such kernel."""
+    if not rows or width % _BLOCK:
+        return None
     for (threads, each), most in SHAPES.items():
         if width <= threads * each * _BLOCK:
             room = (current().shared_memory() - _STATIC) // _room(threads, each)
             teams = min(most // threads, (room - 2) // 2)
-            return (
-                Ring(threads, each, teams, min(rows, MULTIPROCESSORS))
-                if rows and teams > 0 and width % _BLOCK == 0
-                else None
-            )
+            return Ring(threads, each, teams, min(rows, MULTIPROCESSORS)) if teams > 0 else None
     return None
 
 

@@ -19,6 +19,8 @@ SIZES = {
 }  # fmt: skip
 PARTNER = dict.fromkeys(SIZES, "Q8_K") | {"Q4_0": "Q8_0", "Q5_0": "Q8_0", "Q8_0": "Q8_0"}
 PARTNER |= {"Q4_1": "Q8_1", "Q5_1": "Q8_1"}
+IN_LANES = ("Q3_K", "Q4_K", "Q5_K", "Q6_K")
+"""Types whose blocks are eight sums in ggml's C code."""
 WEIGHTS = [kind for kind in SIZES if kind not in ("Q8_1", "Q8_K")]
 
 
@@ -165,9 +167,9 @@ def dequantised(kind: str, row: np.ndarray) -> np.ndarray:
 
 def vec_dot(kind: str, w_row: np.ndarray, a_row: np.ndarray, fused: bool = False, lanes: bool = True) -> np.float32:
     """The dot product in ggml's generic order; without `lanes` in that of CUDA kernels, where a block is one term."""
-    if not lanes and kind in ("Q3_K", "Q4_K", "Q5_K", "Q6_K"):
+    if not lanes and kind in IN_LANES:
         return _one_term_a_block(kind, w_row, a_row)
-    total, lanes = F32(0), [F32(0)] * 8
+    total, eight = F32(0), [F32(0)] * 8
     plus = rounded_sum if fused else lambda a, b, c: c + a * b
     for w, a in zip(blocks(kind, w_row), blocks(PARTNER[kind], a_row)):
         products = [q * s * c for q, s, c in zip(w.q, w.s, a.q)]
@@ -179,15 +181,15 @@ def vec_dot(kind: str, w_row: np.ndarray, a_row: np.ndarray, fused: bool = False
         elif kind == "Q2_K":
             low = f32(sum(w.m[16 * j] * a.sums[j] for j in range(16)))
             total = total + plus(a.d * w.d, whole, -((a.d * w.dmin) * low))
-        elif kind in ("Q3_K", "Q4_K", "Q5_K", "Q6_K"):
+        elif kind in IN_LANES:
             for lane in range(8):
-                lanes[lane] = plus(w.d * a.d, f32(sum(products[lane::8])), lanes[lane])
+                eight[lane] = plus(w.d * a.d, f32(sum(products[lane::8])), eight[lane])
             if w.m is not None:
                 low = f32(sum(w.m[16 * j] * a.sums[j] for j in range(16)))
                 total = plus(-(w.dmin * a.d), low, total)
         else:
             total = plus(w.d * a.d, whole, total)
-    for lane in lanes:
+    for lane in eight:
         total = total + lane
     return total * F32(blocks(kind, w_row)[0].fold)
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from vtlab.device import DeviceError, cupy_runtime, early
@@ -111,6 +112,21 @@ def test_kernels_that_wait_by_themselves_are_started_early_where_the_driver_can(
     monkeypatch.setattr(machine, "capability", lambda: (8, 9))
     machine.launch("f", "soon_early", 2, (32, 1), 0, [3])
     assert len(started) == 2 and fake.launches[1:] == [(300, (2,), (32, 1, 1), (3,), 0)] * 2
+
+
+def test_structures_go_to_such_kernels_by_value(machine, monkeypatch):
+    """As tensor maps do, between integers."""
+    given = []
+
+    def launch_ex(config, function, places, _):
+        given.extend(ctypes.c_int64.from_address(places[i]).value for i in (0, 2, 3))
+        given.append(ctypes.string_at(places[1], 128))
+        return 0
+
+    monkeypatch.setattr(early, "starter", lambda: launch_ex)
+    maps = np.arange(128, dtype=np.uint8)
+    machine.launch("f", "soon_early", 3, (32, 2), 64, [5, maps.view("V128")[0], -1, 2**40])
+    assert given == [5, -1, 2**40, maps.tobytes()]
 
 
 def test_memory_is_refused_while_a_capture_lasts_and_only_then(machine, fake):

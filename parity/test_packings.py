@@ -76,10 +76,8 @@ def test_a_weight_in_activation_order_is_one_product(how):
     x, _, q, scales, _, _ = weight("uint4b8", 64)
     groups = np.random.default_rng(3).permutation(K).astype(np.int32) // 64
     exact = x.astype(np.float64) @ ((q - 8) * scales.astype(np.float64)[groups])
-    packed, stored = (
-        oracle.gptq_pack(q, bits=4),
-        oracle.awq_pack(np.full((4, N), 8, np.int32), bits=4, interleaved=False),
-    )
+    packed = oracle.gptq_pack(q, bits=4)
+    stored = oracle.awq_pack(np.full((4, N), 8, np.int32), bits=4, interleaved=False)
     zeros = {"bits": 4, "use_v2_format": True}
     products = {"as they lie": call(how, "gptq_gemm", x, packed, stored, scales, groups, **zeros)}
 

@@ -12,6 +12,8 @@ TOKENS = (1, 16, 256, 8192)
 """One token, a small batch, a large one, a long prompt."""
 HIDDEN, INTERMEDIATE, VOCABULARY = 5120, 17408, 151936
 """Widths of Qwen3 32B and Qwen3.5."""
+OTHER_HIDDEN = (2048, 2880, 4096, 7168)
+"""Hidden widths of other models."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from vtlab.ops.fusion.program import ELEMENT, Program
 from vtlab.ops.shapes import sizes
 
 from .arrays import cupy_empty, cupy_normal
-from .bench import HIDDEN, INTERMEDIATE, TOKENS, Bench
-from .norm_quant import WIDTHS
+from .bench import HIDDEN, INTERMEDIATE, OTHER_HIDDEN, TOKENS, Bench
 from .quant_fp8 import given_scale
 
 _HEADS, _HEAD = 48, 128
@@ -27,7 +26,7 @@ def benches() -> Iterator[Bench]:
         for recipe in fusion.catalog():
             if recipe.dtypes:
                 yield chain(recipe, T)
-    for H in WIDTHS:
+    for H in OTHER_HIDDEN:
         yield chain(fusion.lookup("rms_norm_fp4_quant_swizzled"), TOKENS[-1], H)
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .arrays import F32, cupy_empty, cupy_normal, ours, torch_empty, torch_normal, vllm_ops
-from .bench import HIDDEN, INTERMEDIATE, TOKENS, Bench
+from .bench import HIDDEN, INTERMEDIATE, OTHER_HIDDEN, TOKENS, Bench
 from .quant_fp8 import U8, given_scale, torch_scale
-
-WIDTHS = (2048, 2880, 4096, 7168)
-"""Hidden widths of other models."""
 
 
 def benches() -> Iterator[Bench]:
@@ -22,7 +19,7 @@ def benches() -> Iterator[Bench]:
         for rounding in ("vt", "vllm"):
             yield silu_static(T, rounding)
             yield silu_per_block(T, rounding)
-    for H in WIDTHS:
+    for H in OTHER_HIDDEN:
         yield norm_per_token(TOKENS[-1], False, H)
         if H % 128 == 0:  # vLLM's op knows no part of a group
             yield norm_per_block(TOKENS[-1], False, H)

@@ -275,10 +275,8 @@ class _Printer(Printing):
             yield from read
             yield f"        return BlockScales{{{self.ref(blocks.scale)}, {self.ref(blocks.back)}}};"
             yield "    };"
-            tiled, outs = (
-                "true" if blocks.scales.tiled else "false",
-                f"out_{blocks.packed.slot}, out_{blocks.scales.slot}",
-            )
+            tiled = "true" if blocks.scales.tiled else "false"
+            outs = f"out_{blocks.packed.slot}, out_{blocks.scales.slot}"
             yield f"    ring_blocks<{tiled}, {shape}>({rows}, scales_by, root, normed, {outs});"
             return
         yield "    auto scale_of = [&](unsigned top) {"

@@ -22,9 +22,7 @@ def read(given: Fields) -> Quantization:
     no_cache_scales(given, "kv_cache_scheme")
     if given.get("transform_config"):
         raise given.error("transform_config", given.get("transform_config"), "nothing")
-    if given.get(
-        "sparsity_config"
-    ):  # older tools note here how many zeros they counted; "dense" stores them like others
+    if given.get("sparsity_config"):  # where older tools note how many zeros they counted: "dense" stores them, too
         given.within("sparsity_config").only("format", ("dense",))
     groups = given.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
