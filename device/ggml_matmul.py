@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import lru_cache
+
 import numpy as np
 
 from vtlab.ops import providers
@@ -66,9 +69,9 @@ def _one_row(op: str, a, target, b, stride: int, quant_type: str) -> bool:
     aligned = not (b.shape[1] % 16 or stride % 16 or runtime.pointer(b) % 16)
     if not depth or columns >= 1 << 31 or (in_pairs and not aligned) or runtime.capability() < (9, 0):
         return False
-    room, grid = runtime.shared_memory(), min(MULTIPROCESSORS, -(-columns // 8))
     if quant_type in _LANES:
         return _in_lanes(op, a, target, b, stride, quant_type)
+    room, grid = runtime.shared_memory(), min(MULTIPROCESSORS, -(-columns // 8))
     if in_pairs:
         slots, shared = 0, _shared_pairs(depth, *_PAIRS[quant_type])
     else:
@@ -88,6 +91,10 @@ _MEETERS, _ABREAST, _MOST_IN_RING = 20, 2, 24
 """Warps of a block, rows that a lane has at once, slots at most."""
 _SLOT, _AHEAD, _TERMS = 1 << 14, 3 << 14, 48 << 10
 """Bytes of a slot of rows, of those on their way at once and of a block's terms, about."""
+_HALF = 32
+"""Bytes of a block from the codes of its first half to those of its second."""
+_TURNED = (0, 0xFFFF0000, 0x00FF0000, 0xFF000000)
+"""Lanes, a bit each, that may meet their second row first."""
 
 
 def _in_lanes(op: str, a, target, b, stride: int, quant_type: str) -> bool:
@@ -103,6 +110,7 @@ def _in_lanes(op: str, a, target, b, stride: int, quant_type: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
 def _split(depth: int, quant_type: str, room: int, stride: int, rows: int) -> tuple[tuple, int]:
     """Split (cuda/ggml_lanes.cuh) of `rows` rows of a block at most and bytes of shared memory, or none."""
     nbytes, blocks = quant_traits(quant_type).nbytes, depth // 256
@@ -132,7 +140,25 @@ def _split(depth: int, quant_type: str, room: int, stride: int, rows: int) -> tu
             return (), 0
     ahead = min(slots if slots >= turns else slots - 1, max(step, _AHEAD // (each * stride)))
     over = [(1 << 12) // n + 1 for n in (kinds, span, groups)]
-    return (kinds, span, high, groups, slots, ahead, *over), rest + slots * slot
+    places = {
+        16 * half + up * span + block: half * _HALF + up * _ABREAST * stride + block * ways * nbytes
+        for half in range(2)
+        for up in range(high)
+        for block in range(span)
+    }
+    turned = _turned(places, stride)
+    return (kinds, span, high, groups, slots, ahead, *over, turned), rest + slots * slot
+
+
+def _turned(places: dict[int, int], stride: int) -> int:
+    """The one of `_TURNED` by which lanes with words at `places` of their first row ask banks for fewest at once."""
+
+    def words_of_a_bank(turned: int) -> int:
+        first = {(place + stride * (turned >> lane & 1)) // 4 for lane, place in places.items()}
+        then = {(place + stride * (~turned >> lane & 1)) // 4 for lane, place in places.items()}
+        return sum(max(Counter(word % 32 for word in words).values()) for words in (first, then))
+
+    return min(_TURNED, key=words_of_a_bank)
 
 
 def _shared_pairs(depth: int, nbytes: int, ring: int, streams: int) -> int:

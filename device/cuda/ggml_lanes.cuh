@@ -14,13 +14,16 @@
 
 // Warps, rows that a lane has at once, and slots at most.
 constexpr int MEETERS = 20, ABREAST = 2, MOST_IN_RING = 24;
+constexpr int SOON = 1 << 15;  // bytes of a block's rows that are asked for before they may be read
 enum { BEGUN = 1, CODED, ADDED };  // where warps meet: barriers of the first slots, codes, terms
 
 // How rows are shared out (device/ggml_matmul.py). Kinds of warps, by the blocks they have; lanes of a row; pairs of rows a
 // warp has at once, warps that have rows of a slot; slots, and how many may be on their way. What begins with `over` is
-// what a small number is divided by another with: times it, 12 bits up.
+// what a small number is divided by another with: times it, 12 bits up. `turned`: lanes, a bit each, that meet their
+// second row first, which lies in other banks.
 struct Split {
     int kinds, span, high, groups, slots, ahead, over_kinds, over_span, over_groups;
+    unsigned turned;
 };
 VT_FN int quotient(int n, int over) { return n * over >> 12; }
 
@@ -72,6 +75,14 @@ VT_MEMBER void send_slot(const Row& p, u8* to, int row, int rows, u64* full) {
     }
     if (bytes) stretch(to, from, bytes, full);
     arrive(full);
+}
+
+// Rows on their way into the second-level cache: nothing is read.
+VT_FN void rows_ahead(const u8* rows, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const int skew = (int)(unsigned long long)rows & 15;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows - skew), "r"(skew + bytes & ~15) : "memory");
+#endif
 }
 
 // A slot of a ring, and whether its end was passed an odd number of times; a step is no longer than the ring.
@@ -158,6 +169,7 @@ template <int TYPE> VT_MEMBER void in_lanes(const Row& p, int grid, int each, co
     };
     if (leads) {
         if (alone) {
+            rows_ahead(p.b + first * p.stride, count * stride < SOON ? count * stride : SOON);
 #pragma unroll 1
             for (int i = 0; i < s.ahead; ++i) phases_begin(full + i, 1);
             phases_seen();
@@ -191,7 +203,8 @@ template <int TYPE> VT_MEMBER void in_lanes(const Row& p, int grid, int each, co
     const int block = ways * ((kind >> ways - 1) * s.span + (lane & 15) - up * s.span) + (kind & ways - 1);
     const bool there = up < s.high && block < blocks;
     const int mine = there ? block : 0;  // what is not there is as another block, and is not kept
-    const int away = (there ? row : 0) * stride + mine * Block<TYPE>::BYTES;
+    const bool turned = s.turned >> lane & 1, second = half != (int)turned;  // whether the row met last is the one it keeps
+    const int away = ((there ? row : 0) + turned) * stride + mine * Block<TYPE>::BYTES, apart = turned ? -stride : stride;
     int turn = begin < step ? begin : turns;
     InRing at = {turn};
     unsigned low = (unsigned)(unsigned long long)p.b + (unsigned)((first + turn * rows) * stride);
@@ -219,11 +232,11 @@ template <int TYPE> VT_MEMBER void in_lanes(const Row& p, int grid, int each, co
             if (turn + s.ahead >= s.slots) phase_over(empty + to.slot, to.parity ^ 1);
             send(turn + s.ahead, to.slot);
         }
-        const u8 *one = ring + at.slot * size + (int)(low & 15) + away, *two = one + stride;
+        const u8 *one = ring + at.slot * size + (int)(low & 15) + away, *two = one + apart;
         const int sum = met(one, half, a), other = met(two, half, a);
         // Each half of the warp has one of both rows.
-        const int total = (half ? other : sum) + __shfl_xor_sync(ALL, half ? sum : other, 16);
-        const float term = (float)total * M::UNIT * (f16_at((half ? two : one) + M::SCALE) * d);
+        const int total = (second ? other : sum) + __shfl_xor_sync(ALL, second ? sum : other, 16);
+        const float term = (float)total * M::UNIT * (f16_at((second ? two : one) + M::SCALE) * d);
         if (there) *terms = term;
         terms += step * rows * pitch;
         if (again) arrive(empty + at.slot);  // each lane for itself: race checkers do not let one lane speak for all

@@ -94,10 +94,10 @@ extern "C" __global__ void __launch_bounds__(256)
     extern "C" __global__ void __launch_bounds__(32 * MEETERS, 1)                                                     \
         name(i64 columns, i64 depth, const void* a, i64 a_kind, const u8* b, i64 stride, void* out, i64 kind,         \
              i64 blocks, i64 each, i64 kinds, i64 span, i64 high, i64 groups, i64 slots, i64 ahead,                   \
-             i64 over_kinds, i64 over_span, i64 over_groups) {                                                        \
+             i64 over_kinds, i64 over_span, i64 over_groups, i64 turned) {                                            \
         in_lanes<TYPE>({columns, depth, a, a_kind, b, stride, out, kind}, (int)blocks, (int)each,                     \
                        {(int)kinds, (int)span, (int)high, (int)groups, (int)slots, (int)ahead,                        \
-                        (int)over_kinds, (int)over_span, (int)over_groups});                                          \
+                        (int)over_kinds, (int)over_span, (int)over_groups, (unsigned)turned});                        \
     }
 constexpr int in_pairs_warps = CREW + 1, in_tiles_warps = CREW + SENDERS + 1;
 

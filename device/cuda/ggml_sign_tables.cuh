@@ -4,8 +4,7 @@
 // after them what eight bits say of eight signs, the last of which is not asked, so that one product of bytes makes an
 // address of a byte, on the pipe that permutations leave alone. An entry's and a pattern's nibbles together pick four
 // signed bytes of eight: IQ2_XXS's from the magnitudes and their negatives, IQ3_XXS's from an entry and its negative.
-// (Tensor cores took longer: an
-// instruction of theirs keeps others waiting for five cycles.)
+// (Tensor cores took longer: an instruction of theirs keeps others waiting for five cycles.)
 #pragma once
 #include "ggml_tiles.cuh"
 
@@ -52,8 +51,10 @@ struct Tables {
 };
 #ifdef __CUDACC__
 VT_FN Tables tables_of(const u8* tables, int blocks) {
-    unsigned one = blocks > 0;
-    return {ring_address(tables) - TABLES_AT + 4 * (threadIdx.x & 31), one, 0u - one, one * 0x002b1908u};
+    // The magnitudes by a comparison that lanes could answer in different ways: numbers of a whole warp lie where
+    // permutations cannot take them from, and each would be copied first.
+    const unsigned one = blocks > 0, own = threadIdx.x < 1024u * blocks;
+    return {ring_address(tables) - TABLES_AT + 4 * (threadIdx.x & 31), one, 0u - one, own * 0x002b1908u};
 }
 // The word at `place` and FURTHER.
 template <int FURTHER> VT_FN unsigned entry_at(unsigned place) {
