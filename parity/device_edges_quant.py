@@ -227,6 +227,7 @@ EDGES: dict[str, list[dict]] = {
         {"...": (3,), "H": 33, **_F16, "quant_dtype": "int8"},
         {"...": _HEIGHT, "H": 3080, **_16, "quant_dtype": "int8"},
         *({"...": (513,), "H": H, **_16, "quant_dtype": "float8_e4m3fn"} for H in _RINGS),
+        {"...": (4300,), "H": 272, **_16, "quant_dtype": "float8_e4m3fn"},  # a third row of some teams
         {"...": (513,), "H": 1040, **_16, **_UB, "quant_dtype": "float8_e4m3fn", "rounding": "vllm"},
         {"...": (513,), "H": 1040, **_16, "quant_dtype": "float8_e4m3fn", "rounding": "vllm_native"},
         {"...": (513,), "H": 1040, "x": "bfloat16", "weight": _HEAVY, "quant_dtype": "float8_e4m3fn"},

@@ -114,6 +114,8 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "the next group's scale": ("(i & 1) + (i & 2) * 2 + (i & 4) / 2", "(i & 1) + (i & 2) + (i & 4)"),
         "half of a wide group": ("if (lanes == 16) word", "if (false) word"),
         "a ring's tiny squares": ("add_squares(p[k][h], v);", "(void)v;"),
+        "a ring's first row again": ("        row = next;\n", ""),
+        "a block that a row's largest misses": ("for (int i = 1; i < B; ++i) pair", "for (int i = 2; i < B; ++i) pair"),
         "a ring's reciprocal alone": (
             "vt_fma(v[j], quotients.inverse, v[j] * quotients.low)",
             "v[j] * quotients.inverse",

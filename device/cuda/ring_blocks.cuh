@@ -73,7 +73,7 @@ VT_FN void ring_blocks(i64 rows, i64 width_, i64 grid_, const void* x, i64 x_str
         by = scales_by();
         if (TILED) fill_tiles(scales, rows, wide, (i64)blockIdx.x * blockDim.x + threadIdx.x, (i64)grid * blockDim.x);
 #pragma unroll 1
-        for (int c = threadIdx.x; c < 256; c += blockDim.x) factors[c] = by.quick(c);
+        for (int c = blockDim.x - 1 - threadIdx.x; c < 256; c += blockDim.x) factors[c] = by.quick(c);
     };
     each_row(ring, order, x, x_stride, weight, meanwhile, root, [&](int row, int turn, int slot, float number) {
         unsigned char* const out = (unsigned char*)codes + ((i64)row * width >> 1) + ring.thread * 8;

@@ -8,7 +8,9 @@
 //    between its sum and its codes: 31.5. Copies of 16 bytes by each thread instead of the copy engine's, of whole rows: 31.
 //    Two rows ahead of each team instead of one: 31. Copies that ask the second-level cache to give their bytes up first: 27,
 //    but only where the last results lie there still and are overwritten; else 31. Two rows of each team at the start: 31. The
-//    first ones into the second-level cache while the kernel before ends: 28.7.
+//    first ones into the second-level cache while the kernel before ends: 28.7. A barrier is made ready by its own team and
+//    the weights are sent for while the kernel before ends: 28.1; by one warp, which makes one after the other of all, that
+//    took 1800 cycles of a start.
 // 3. Teams as wide as their rows: of 2048 one warp takes 88 % of a copy's bandwidth, two 76; of 8192 four take 89, two 81.
 #pragma once
 #include "early.cuh"
@@ -107,17 +109,24 @@ template <int T, int B> struct RowRing {
         : team(threadIdx.x / T), teams(blockDim.x / T), thread(threadIdx.x % T ^ (T == 128 ? team % 2 * 64 : 0)),
           blocks(width >> 4), flipped(threadIdx.x & 4), weights((const uint4*)memory + thread),
           rows(memory + BYTES + team * (AHEAD * ROW)), end(memory + BYTES + teams * (AHEAD * ROW)) {}
-    // By all threads of a block.
-    VT_MEMBER void widen_weights(const void* weight) const {
+    // By all threads of a block. meanwhile(): while a thread's first weights come.
+    template <class M> VT_MEMBER void widen_weights(const void* weight, M&& meanwhile) const {
         uint4* const memory = (uint4*)weights - thread;
-#pragma unroll 1
-        for (int block = threadIdx.x; block < B * T; block += blockDim.x) {
-            float w[2][8] = {};
+        Raw<8> raw[2] = {};
+        auto read = [&](int block) {
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                if (block < blocks) load(w[h], weight, block * 16 + h * 8, BF16);
+                if (block < blocks) raw[h] = fetch<8>(weight, block * 16 + h * 8, BF16);
+        };
+        read(threadIdx.x);
+        meanwhile();
+#pragma unroll 1
+        for (int block = threadIdx.x; block < B * T; block += blockDim.x) {
+            if (block >= (int)blockDim.x) read(block);
+            float w[2][8] = {};
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
+                if (block < blocks) widen(w[h], raw[h], BF16);
                 const Raw<8> floats = narrow(w[h], F32);
                 uint4* to = memory + ((block >> 2 ^ h) & 1) * (2 * B * T) + block;  // as it is read
                 to[0] = floats.a, to[B * T] = floats.b;
@@ -160,17 +169,17 @@ template <int T, int B> struct RowRing {
     template <class M> VT_MEMBER float squares(int slot, uint4 (&sums)[2], M&& meanwhile) const {
         constexpr int PARTS = 128 / T;
         float p[PARTS][2] = {}, v[8];
-        bool fused = true;
+        float least = 1.0f;
 #pragma unroll
         for (int i = 0; i < B; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 values(v, slot, i, h);
-                if (i < PARTS) fused &= !inside(i) || v[0] * v[0] > 0x1p-100f;
+                if (i < PARTS && inside(i)) least = fminf(least, vt_abs(v[0]));
 #pragma unroll
                 for (int j = 0; j < 8; ++j) p[i % PARTS][h] = vt_fma(v[j], v[j], p[i % PARTS][h]);
             }
-        if (!fused) {
+        if (!(least > 0x1p-50f)) {
 #pragma unroll
             for (int k = 0; k < PARTS; ++k) p[k][0] = p[k][1] = 0.0f;
 // Hardly ever done, so rolled up where registers suffice elsewhere too.
@@ -234,28 +243,31 @@ VT_FN void each_row(const RowRing<T, B>& ring, const O& order, const void* x, i6
                     M&& meanwhile, R&& root, W&& work) {
     __shared__ uint4 sums[MOST_TEAMS][AHEAD][2];
     __shared__ u64 barriers[MOST_TEAMS][AHEAD];
-    if (threadIdx.x < MOST_TEAMS * AHEAD) {
-        u64* const barrier = &barriers[0][0] + threadIdx.x;
-        *barrier = threadIdx.x;
-        row_is_none(barrier);
-    }
     others_may_start();
     if (order.turns) ring.announce(x, order.row(0) * x_stride);
-    after_others();
+    if (threadIdx.x == 0) row_will_come(weight, ring.blocks * 32);
+    if (ring.thread == T - 1)
+#pragma unroll
+        for (int slot = 0; slot < AHEAD; ++slot) {
+            barriers[ring.team][slot] = ring.team * AHEAD + slot;
+            row_is_none(&barriers[ring.team][slot]);
+        }
     __syncthreads();
-    auto send = [&](int turn) {
+    after_others();
+    int row = order.row(0);
+    auto send = [&](int turn, int row) {
         const int slot = turn & 1;
-        if (turn < order.turns) ring.send(slot, x, order.row(turn) * x_stride, &barriers[ring.team][slot]);
+        if (turn < order.turns) ring.send(slot, x, row * x_stride, &barriers[ring.team][slot]);
     };
-    send(0);
-    ring.widen_weights(weight);
-    meanwhile();
+    send(0, row);
+    ring.widen_weights(weight, meanwhile);
     __syncthreads();
 #pragma unroll 1
     for (int turn = 0; turn < order.turns; ++turn) {
-        const int slot = turn & 1;
+        const int slot = turn & 1, next = order.row(turn + 1);
         ring.await(&barriers[ring.team][slot], turn >> 1 & 1);
-        const float sum = ring.squares(slot, sums[ring.team][slot], [&] { send(turn + 1); });
-        work(order.row(turn), turn, slot, root(sum));
+        const float sum = ring.squares(slot, sums[ring.team][slot], [&] { send(turn + 1, next); });
+        work(row, turn, slot, root(sum));
+        row = next;
     }
 }

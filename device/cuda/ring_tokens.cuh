@@ -51,12 +51,26 @@ VT_FN void ring_codes(const uint4 (&y)[B][2], const RowRing<T, B>& ring, unsigne
     }
 }
 
+// The larger sizes of two pairs of bfloat16, under signs of no meaning. A NaN is passed over for a number.
+VT_FN unsigned larger_sizes(unsigned a, unsigned b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(a) : "r"(a), "r"(b));
+    return a;
+#else
+    return larger_pair<false>(larger_pair<false>(0u, a & 0x7fff7fffu), b & 0x7fff7fffu);
+#endif
+}
+VT_FN unsigned larger_sizes(const uint4& a, const uint4& b) {
+    return larger_sizes(larger_sizes(larger_sizes(a.x, a.y), larger_sizes(a.z, a.w)),
+                        larger_sizes(larger_sizes(b.x, b.y), larger_sizes(b.z, b.w)));
+}
+
 // The bits of a row's largest size; a NaN is passed over. `tops`: a word a warp of the team.
 template <int T, int B> VT_FN unsigned ring_largest(const uint4 (&y)[B][2], const RowRing<T, B>& ring, uint4& tops) {
-    unsigned pair = 0;
+    unsigned pair = larger_sizes(y[0][0], y[0][1]);
 #pragma unroll
-    for (int i = 0; i < B; ++i) pair = larger_pair<false>(
-        pair, larger_pair<false>(largest_pair<false>(y[i][0]), largest_pair<false>(y[i][1])));
+    for (int i = 1; i < B; ++i) pair = larger_sizes(pair, larger_sizes(y[i][0], y[i][1]));
+    pair = larger_pair<false>(0u, pair & 0x7fff7fffu);
     unsigned top = largest_of_lanes(larger(pair << 16, pair & 0xffff0000u), 32);
     if (T == 32) return top;
     if ((threadIdx.x & 31) == 0) ((unsigned*)&tops)[ring.thread / 32] = top;
