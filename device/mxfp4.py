@@ -97,7 +97,8 @@ def _transform_rows(op: str, x, rows: int, width: int, out, factor) -> None:
     target = out if _at(out, 16) else current().empty(out.shape, out.dtype)
     name = f"transform_{'bf16' if kind(x) == KINDS['bfloat16'] else 'f16'}"
     if width == _LONG and on_hopper():
-        blocks, run = min(rows, MULTIPROCESSORS), 2 * width // _RUNS
+        each, run = max(1, -(-rows // MULTIPROCESSORS)), 2 * width // _RUNS
+        blocks = -(-rows // each)  # no more than have a row more than others
         comes = current().tensor_map(current().pointer(x), run, rows * _RUNS, run, _COME)
         args = [rows, blocks, x, int(factor.view(np.int32)), comes, _strips(target, run, rows * _RUNS)]
         start(op, _FAMILY, f"{name.replace('_', '_long_')}{EARLY}", blocks, (TEAM, 1), args, _LONG_SHARED)

@@ -13,7 +13,8 @@
 // 3. transform.cuh: rows of 2-byte elements come by cp.async while others are summed up, and leave as 16-byte stores; up to
 //    512 elements in the lanes of a warp: 7.9, 37 and 48 us.
 // 4. Threads of the first two rounds wait for 32 or 64 alone, eights of 64 in a row lie in all banks: 7.8, 36 and 43 us.
-// 5. transform_long.cuh, on Hopper: rows of 32768 with one exchange, 40.4 us, in place of the row before: 37.4 us.
+// 5. transform_long.cuh, on Hopper: rows of 32768 with one exchange, 40.4 us, in place of the row before: 37.4 us; results leave
+//    in twos, 128 blocks: 36.8 us.
 // That of the rotation:
 // 1. rotate_by_any: a thread owns 8 x 4 sums; the matrix's part of a chain is in its registers, rows come from shared memory
 //    four elements at a time, each for four products. The sums' order is the mirror's, so that tensor cores, which have one
@@ -40,7 +41,12 @@
 //    beside 128 bytes' bounds: 4 us more by 32; tiles before the matrix is known: 0.3 us less.
 // 7. Fewer steps of a tile: QuEST's bound out of the squares that it has, the largest of a sum and a difference by their parts'
 //    sizes: 25.9 to 25.4 by 128 (QuEST), 27.4 to 27.0 (NVFP4), 26 to 25.3 and 22.7 to 22.1 by 64. No better: lists of doubts in
-//    any form, whose code, hardly ever met, is waited for; two tiles at the start; tiles announced to the second-level cache.
+//    any form, whose code, hardly ever met, is waited for; two tiles at the start.
+// 8. The matrix and first tiles are announced before earlier kernels are over, and what needs neither is made then; a byte in
+//    doubt takes fewer steps; QuEST's mean comes of its sums. By 128 25.8 to 24.6 (QuEST) and 26.6 to 25.6 (NVFP4), by 64 25.3
+//    to 23.8 and 24.4 to 23.3. Without mending 22.4, 23.4, 21.9 and 22.1, where a copy takes 22.3: a byte in doubt holds its
+//    warp up for some 1,900 cycles, and at the end the whole kernel. No better: a warp of its own that mends (36), 512
+//    threads, sums of x times 1 for c, 3-way maxima, which NVFP4 has no registers for.
 #include "early.cuh"
 #include "once.cuh"
 #include "rotated_near.cuh"
@@ -338,7 +344,10 @@ template <int R, class TO>
 VT_FN void rotate_many(i64 count, const unsigned short* x, const uint2* h, i64 blocks, TO to, unsigned char* memory) {
     __shared__ unsigned words[32];
     others_may_start();
-    after_others();
+    const unsigned first = ((threadIdx.x >> 5) * (unsigned)blocks + blockIdx.x) * 1024u;  // of a warp's first tile
+    if (threadIdx.x == 0) read_soon(h, 2 * R * R);
+    if (threadIdx.x % 32 == 0 && first + 1024u <= count) read_soon(x + first, 2048);
+    if (R <= 32) after_others();  // others have more to do before
     if (NearSums<R>::run(count, x, (const uint4*)h, blocks, to, words, memory)) return;
     constexpr int ANY = (ROTATED / R * (R + 4) > 128 * PITCH ? ROTATED / R * (R + 4) : 128 * PITCH) / 4;
     to.begin();

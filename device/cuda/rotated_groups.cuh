@@ -68,10 +68,17 @@ template <int R> VT_FN void near_of(Near (&near)[2], const float (&y)[4][8], flo
     }
 }
 
-// 2^-24 of the root of the mean square of roundings(k), and 2 percent: 28.6 and 32.7 where TENSOR_STEP is 10.5, 49.7 and 53.9
-// where it is 24.
-#define ROOT_64 ((12.5f + 1.6f * TENSOR_STEP) * 0x1p-24f)
-#define ROOT_128 ((16.6f + 1.6f * TENSOR_STEP) * 0x1p-24f)
+// How far a sum of 64 or 128 is from the mirror's, over c sqrt(sum x^2) sqrt(R), and 2 percent. The mirror's share is the root
+// of the mean square of its roundings, 12.8 and 16.7. A tensor core's on Hopper: of a piece's halves a and b the first product
+// is cut off 8.5 of its largest number, at most |a|, its sum, at most 4 |a|, 2 of that, the second 8.5 of the larger of |b| and
+// that sum, and the whole 2 of 5.7 |a, b|: 61.8 |a, b| together, and of all pieces 61.8 sqrt(R / 32) sqrt(sum x^2).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#define TENSOR_ROOT 11.2f
+#else
+#define TENSOR_ROOT (1.6f * TENSOR_STEP)
+#endif
+#define ROOT_64 ((13.1f + TENSOR_ROOT) * 0x1p-24f)
+#define ROOT_128 ((17.0f + TENSOR_ROOT) * 0x1p-24f)
 
 // Of vectors of 64 and 128: N rows from FIRST on are a group, or, of 64 in groups of 32, half of one, of which the lane beside
 // has the other half. What rounds on the way to a code is 4 more.
@@ -89,10 +96,12 @@ VT_FN Near near_of_rows(const float (&y)[4][8], float, float, float mean, const 
         squares[j & 1] = j < 2 ? one * one : vt_fma(one, one, squares[j & 1]);
     }
     float all = squares[0] + squares[1];
-    if (R == 64) all += __shfl_xor_sync(FULL_WARP, all, 1);
+    if (R == 64) {
+        all += __shfl_xor_sync(FULL_WARP, all, 1);
+        mean = (mean + __shfl_xor_sync(FULL_WARP, mean, 1)) * 0.5f;
+    }
     const float square = all * 0.03125f, root = fast_root(square);
-    // The root of the vector's sums' squares is c sqrt(R) sqrt(sum x^2), and c sum |x[k]| roundings(k) at most that times the root
-    // of the mean square of roundings(k).
+    // The root of the vector's sums' squares is c sqrt(R) sqrt(sum x^2).
     float vector = all + __shfl_xor_sync(FULL_WARP, all, 2);
     if (R == 128) vector += __shfl_xor_sync(FULL_WARP, vector, 1);
     const float bound = fast_root(vector) * (R == 128 ? ROOT_128 : ROOT_64);

@@ -38,10 +38,10 @@ VT_FN void put_code(unsigned char* out, i64 at, int lane, bool own, unsigned cod
 }
 
 // The codes of a group whose sums are the mirror's, one a lane (lanes from 16 on as those below, where a group has 16), and
-// its scale's, where that is not known: -1.
-template <int METHOD, bool Q> VT_FN void put_by_lanes(i64 at, float y, int known, const ToMx<METHOD, Q>& to) {
+// its scale's.
+template <int METHOD, bool Q> VT_FN void put_by_lanes(i64 at, float y, const ToMx<METHOD, Q>& to) {
     const int lane = (int)threadIdx.x & 31;
-    const unsigned byte = known >= 0 ? (unsigned)known : mx_scale_of_lanes<METHOD>(y);
+    const unsigned byte = mx_scale_of_lanes<METHOD>(y);
     float one = vt_float((int)(byte << 23)), z = METHOD == ABS_MAX ? y * 3.0f : y;
     if (byte >= 253u) {
         one = vt_float((int)(byte - 8u << 23));
@@ -52,15 +52,12 @@ template <int METHOD, bool Q> VT_FN void put_by_lanes(i64 at, float y, int known
     if (lane == 0) to.scales[at / 32] = (unsigned char)byte;
 }
 
-VT_FN void put_by_lanes(i64 at, float y, int known, const ToNv& to) {
+VT_FN void put_by_lanes(i64 at, float y, const ToNv& to) {
     const int lane = (int)threadIdx.x & 31;
-    unsigned scale = (unsigned)known;
-    if (known < 0) {
-        float top = fmaxf(0.0f, vt_abs(y));
+    float top = fmaxf(0.0f, vt_abs(y));
 #pragma unroll
-        for (int m = 8; m >= 1; m >>= 1) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, m));
-        scale = e4m3_code(to.global * (top * vt_float(0x3e2aaaab)));
-    }
+    for (int m = 8; m >= 1; m >>= 1) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, m));
+    const unsigned scale = e4m3_code(to.global * (top * vt_float(0x3e2aaaab)));
     const float step = e4m3_value(scale) * to.back, factor = step == 0.0f ? 0.0f : 1.0f / step;
     const float v[8] = {a_number(y * factor), 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     put_code(to.out, at, lane, lane < 16, e2m1_steps<false>(v, 1.0f) & 15u);

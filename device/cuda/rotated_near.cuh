@@ -20,13 +20,25 @@ VT_FN unsigned one_more(unsigned* counter) {
 #endif
 }
 
-#define STAGES 2  // tiles of a warp in shared memory, device/mxfp4.py
-
-// What follows is made once: by a move that no compiler repeats for each tile.
+// What follows is made once: by a move that no compiler repeats for each tile, nor puts off.
 template <class T> VT_FN void kept(T& v) {
-    if constexpr (sizeof(T) == 4) v = __shfl_sync(FULL_WARP, v, (int)threadIdx.x & 31);
 #ifdef __CUDACC__
+    if constexpr (sizeof(T) == 4)
+        asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, 0xffffffff;" : "+r"(v) : "r"((int)threadIdx.x & 31) : "memory");
     else asm volatile("" : "+l"(v));
+#endif
+}
+
+// `after_others` once `sign` is known, at most bits 15 and 31, and what was kept before it: no compiler puts that off.
+VT_FN void after_others_once(unsigned sign) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred known;\nsetp.ne.u32 known, %0, 1;\n@known griddepcontrol.wait;}" ::"r"(sign) : "memory");
+#endif
+}
+// What is read first is on its way into the second-level cache, before this kernel may read it.
+VT_FN void read_soon(const void* from, int bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 
@@ -61,9 +73,9 @@ VT_FN void store_byte(unsigned char* out, unsigned byte) {
 
 template <int R> struct NearSums : RotatedTile<R> {
     using Tile = RotatedTile<R>;
-    using Tile::first_of_group, Tile::HELD, Tile::NEXT, Tile::PIECES, Tile::RUN, Tile::TILE;
+    using Tile::HELD, Tile::NEXT, Tile::PIECES, Tile::RUN, Tile::STAGES, Tile::TILE;
     using Tile::placed, Tile::roundings, Tile::row_of, Tile::sum_at, Tile::sum_of_chains;
-    static constexpr int WORDS = R * R / 8, EARLY = WORDS <= 128 ? 1 : 4;
+    static constexpr int WORDS = R * R / 8, EARLY = WORDS <= 512 ? 1 : 4;
 
     // Whether h is Sylvester's, and so all is done. `words`: 32 of shared memory, for the warps' votes and the next tile;
     // tiles go to the warps that are ready, since those with sums in doubt take longer.
@@ -73,18 +85,10 @@ template <int R> struct NearSums : RotatedTile<R> {
         constexpr int GROUP = TO::GROUP, LANES = GROUP / 8;  // of a group, where vectors have up to 32
         constexpr bool BESIDE = R == 64 && GROUP == 32;      // the lane beside has the group's other half
         constexpr int OWN = R <= 32 ? 4 / LANES : R == 128 && GROUP == 32 ? 1 : 2;
-        constexpr bool SIZES = R > 32 && TO::BOUNDED, MEAN = R >= 32 && !TO::BOUNDED;
+        constexpr bool SIZES = R > 32 && TO::BOUNDED, MEAN = R == 32 && !TO::BOUNDED;
         const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, warps = (int)blockDim.x >> 5;
         const int g = lane >> 2, t = lane & 3;
         const int whole = (int)(count / TILE), rest = (int)(count % TILE), tiles = whole + (rest != 0);
-        // h before much else is asked for: all wait for it.
-        const unsigned unit = h[0].x & 0xffffu;
-        uint4 early[EARLY];
-#pragma unroll
-        for (int i = 0; i < EARLY; ++i) {
-            const int at = (int)threadIdx.x + i * (int)blockDim.x;
-            if (at < WORDS) early[i] = h[at];
-        }
         if (threadIdx.x == 0) words[31] = (unsigned)warps;
         auto tile_of = [&](int i) { return i * (int)blocks + (int)blockIdx.x; };
         // Where a lane's pieces come from and go to, and its rows of matrices: rows 0-7 and 8-15 of two q, pieces 2 i, 2 i + 1.
@@ -92,68 +96,43 @@ template <int R> struct NearSums : RotatedTile<R> {
         if (R > 16) kept(own);  // of 16 registers are short
         constexpr int PLACES = R <= 32 ? 1 : R == 64 ? 2 : 4;
         const unsigned base = (unsigned)(warp * (STAGES * HELD));
-        unsigned place[PLACES];
+        unsigned char* place[PLACES];
 #pragma unroll
         for (int i = 0; i < PLACES; ++i) {
-            place[i] = base + (unsigned)(placed(lane + 32 * i) - 32 * i) * 16u;
+            place[i] = memory + base + (placed(lane + 32 * i) - 32 * i) * 16;
             if (R > 16) kept(place[i]);
         }
-        unsigned rows = base + (unsigned)placed((row_of((lane >> 3 & 1) * NEXT, lane & 7) + (lane >> 4) * RUN) >> 3) * 16u;
-        kept(rows);
-        unsigned first = base + (unsigned)placed(row_of(R == 32 ? t : 0, g) >> 3) * 16u;  // of row t
+        const unsigned rows = base + (unsigned)placed((row_of((lane >> 3 & 1) * NEXT, lane & 7) + (lane >> 4) * RUN) >> 3) * 16u;
+        constexpr int ROWS = R == 64 ? 4 : 2;  // of four: the other two are a number of bytes apart
+        const unsigned char* found[ROWS];
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            found[i] = memory + (rows ^ (R <= 32 ? i * 32u : R == 64 ? (i & 1) * 64u + (i >> 1) * 16u : i * 16u));
+            if (R != 64 || i < 2) kept(found[i]);  // of 64 registers are short
+        }
+        unsigned first = base + (unsigned)placed(row_of(t, g) >> 3) * 16u;  // of row t
         if (MEAN) kept(first);
         auto send = [&](int n, int stage) {
             const unsigned char* from = own + (unsigned long long)n * (2 * TILE);
-            unsigned char* at = memory + stage * HELD;
             if (n < whole) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) copy_async(at + place[i % PLACES] + 512 * i, from + 512 * i);
+                for (int i = 0; i < 4; ++i) copy_async(place[i % PLACES] + stage * HELD + 512 * i, from + 512 * i);
             } else if (n < tiles) {
 #pragma unroll 1
                 for (int i = 0; 8 * lane + 256 * i < rest; ++i)
-                    copy_async(at + base + placed(lane + 32 * i) * 16, from + 512 * i);
+                    copy_async(memory + base + stage * HELD + placed(lane + 32 * i) * 16, from + 512 * i);
             }
             copies_close();
         };
-        int n = tile_of(warp), stage = 0, claimed = 0;
-        send(n, 0);
-        // Threads have pieces of rows that are a multiple of 8 apart, and of one column.
-        const uint4 want = sylvester_word((threadIdx.x * 8 / R) & 7u, 0u, unit);
-        unsigned other = 0;
-        auto look = [&](int at, const uint4& found) {
-            const unsigned signs = parity_of((unsigned)(at / R & at % (R / 8))) ? 0x80008000u : 0u;
-            other |= (found.x ^ want.x ^ signs) | (found.y ^ want.y ^ signs);
-            other |= (found.z ^ want.z ^ signs) | (found.w ^ want.w ^ signs);
-        };
-#pragma unroll
-        for (int i = 0; i < EARLY; ++i) {
-            const int at = (int)threadIdx.x + i * (int)blockDim.x;
-            if (at < WORDS) look(at, early[i]);
-        }
-        if (EARLY > 1)
-#pragma unroll 4
-            for (int at = (int)threadIdx.x + EARLY * (int)blockDim.x; at < WORDS; at += (int)blockDim.x) look(at, h[at]);
-        const bool some = __any_sync(FULL_WARP, other != 0) != 0;
-        if (lane == 0) words[warp] = some;
-        __syncthreads();
-        if (__any_sync(FULL_WARP, words[lane < warps ? lane : 0] != 0)) {
-            copies_arrive();
-            __syncthreads();
-            return false;
-        }
-        to.begin();
         // The matrix: +-c by the bits that an element and its column have in common. Column g of block j is 8 (g / 2) + 2 j +
         // g % 2, so that a lane's sums are of eight neighbours.
-        const float c = widen_bf16(unit), least = fmaxf(vt_abs(c), 0x1p-100f) * (1.02f * 0x1p-24f);
-        unsigned b[4][4], weight[2][2];  // of pieces
+        unsigned b[4][4], weight[2][2];  // of pieces; of b the signs first
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const bool within = R > 16 || i >> 1 == g >> 2;
                 const unsigned alike = (unsigned)((t & j) ^ ((R == 16 ? i & 1 & g >> 1 : i & g >> 1) << 2));
-                const unsigned sign = parity_of(alike) * 0x80008000u ^ (g & 1) * 0x80000000u;
-                b[j][i] = within ? (unit | unit << 16) ^ sign : 0u;
+                b[j][i] = parity_of(alike) * 0x80008000u ^ (g & 1) * 0x80000000u;
                 kept(b[j][i]);
             }
         if (SIZES)
@@ -169,29 +148,68 @@ template <int R> struct NearSums : RotatedTile<R> {
         unsigned char* scales_at = R == 128 || (R == 64 && !BESIDE) ? to.scales + RUN / GROUP * lane
                                                                     : to.scales + (row_of(own_row, g) + own_part) / GROUP;
         kept(codes_at), kept(scales_at);
+        int n = tile_of(warp), stage = 0, claimed = 0;
+        if (R > 32) after_others_once(b[3][3]);
+        // h before much else is asked for: all wait for it.
+        const unsigned unit = h[0].x & 0xffffu;
+        uint4 early[EARLY];
+#pragma unroll
+        for (int i = 0; i < EARLY; ++i) {
+            const int at = (int)threadIdx.x + i * (int)blockDim.x;
+            if (at < WORDS) early[i] = h[at];
+        }
+        send(n, 0);
+        // Threads have pieces of rows that are a multiple of 8 apart, and of one column.
+        const uint4 want = sylvester_word((threadIdx.x * 8 / R) & 7u, 0u, unit);
+        unsigned other = 0;
+        auto look = [&](int at, const uint4& found) {
+            const unsigned signs = parity_of((unsigned)(at / R & at % (R / 8))) ? 0x80008000u : 0u;
+            other |= (found.x ^ want.x ^ signs) | (found.y ^ want.y ^ signs);
+            other |= (found.z ^ want.z ^ signs) | (found.w ^ want.w ^ signs);
+        };
+#pragma unroll
+        for (int i = 0; i < EARLY; ++i) {
+            const int at = (int)threadIdx.x + i * (int)blockDim.x;
+            if (at < WORDS) look(at, early[i]);
+        }
+        if (WORDS > 128)
+#pragma unroll 4
+            for (int at = (int)threadIdx.x + EARLY * (int)blockDim.x; at < WORDS; at += (int)blockDim.x) look(at, h[at]);
+        const bool some = __any_sync(FULL_WARP, other != 0) != 0;
+        if (lane == 0) words[warp] = some;
+        __syncthreads();
+        if (__any_sync(FULL_WARP, words[lane < warps ? lane : 0] != 0)) {
+            copies_arrive();
+            __syncthreads();
+            return false;
+        }
+        to.begin();
+        const float c = widen_bf16(unit), least = fmaxf(vt_abs(c), 0x1p-100f) * (1.02f * 0x1p-24f);
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) b[j][i] = R > 16 || i >> 1 == g >> 2 ? (unit | unit << 16) ^ b[j][i] : 0u;
         if (lane == 0) claimed = (int)one_more(words + 31);
 #pragma unroll 1
         while (n < tiles) {
             copies_wait<0>();
             warp_meets();
-            const unsigned char* tile = memory + stage * HELD;
             unsigned a[4][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                fetch_matrices(a[i], tile + (R <= 32 ? (rows ^ (i & 1) * 32u) + (i >> 1) * 1024
-                                                     : rows ^ ((i & 1) * (RUN * 4u) + (i >> 1) * 16u)));
+                fetch_matrices(a[i], stage * HELD + (R <= 32 ? found[i & 1] + (i >> 1) * 1024
+                                                     : R == 64 ? found[i] : found[i >> 1] + (i & 1) * 128));
             float means[2] = {};
-            if (MEAN) {
-                const unsigned upper = (unsigned)(R == 64 ? t >> 1 : t);
-#pragma unroll
-                for (int i = 0; i < (R == 64 ? 2 : 1); ++i) means[i] = c * first_of_group(tile, first + i * 1024u, upper);
-            }
+            if (MEAN) means[0] = c * widen_bf16(*(const unsigned short*)(memory + stage * HELD + first));
             const int now = n;
-            n = tile_of(__shfl_sync(FULL_WARP, claimed, 0)), stage ^= 1;
+            const uint4* raw = STAGES > 1 ? (const uint4*)(memory + base + stage * HELD) : (const uint4*)x + (i64)now * (TILE / 8);
+            n = tile_of(__shfl_sync(FULL_WARP, claimed, 0));
+            if (STAGES > 1) stage ^= 1;
+            else warp_meets();  // all have their rows
             if (lane == 0) claimed = (int)one_more(words + 31);
             send(n, stage);
             float y[4][8], bound[4], tops[2];
-            Tile::template sums_of<SIZES>(y, bound, a, b, weight, tops);
+            Tile::template sums_of<SIZES>(y, bound, a, b, weight, tops, means);
             Near near[OWN];
             if constexpr (R > 32) {
                 bound[0] += bound[1], bound[2] += bound[3];
@@ -222,91 +240,69 @@ template <int R> struct NearSums : RotatedTile<R> {
             unsigned char* codes = codes_at + (unsigned long long)now * (TILE / 2);
             unsigned char* scales = scales_at + (unsigned long long)now * (TILE / GROUP);
             const int left = now < whole ? TILE : rest;
-            if constexpr (R > 32) {
-                auto there = [&](int q) { return row_of(q, g) + RUN * t < left; };
-                if (R == 128) {
-                    if (there(0)) store_words(codes, word[0], word[1], word[2], word[3]);
-                } else {
-                    if (there(0)) store_words(codes, word[0], word[1]);
-                    if (there(2)) store_words(codes + row_of(2, 0) / 2, word[2], word[3]);
-                }
-                if (BESIDE) {
-                    if (there(own_row)) store_byte(scales, t & 1 ? near[OWN - 1].code : near[0].code);
-                } else {
-                    if (there(0)) store_byte(scales, near[0].code);
-                    if (OWN > 1 && there(2)) store_byte(scales + row_of(2, 0) / GROUP, near[OWN - 1].code);
-                }
-            } else if (left == TILE) {
-#pragma unroll
-                for (int q = 0; q < 4; ++q) store_word(codes + row_of(q, 0) / 2, word[q]);
-#pragma unroll
-                for (int i = 0; i < OWN; ++i) store_byte(scales + row_of(LANES * i, 0) / GROUP, near[i].code);
+            auto there = [&](int q) { return row_of(q, g) + RUN * t < left; };
+            auto of_own = [&](int q) { return row_of(q + own_row, g) + own_part < left; };  // groups
+            if constexpr (R == 128) {
+                if (there(0)) store_words(codes, word[0], word[1], word[2], word[3]);
+            } else if constexpr (R == 64) {
+                if (there(0)) store_words(codes, word[0], word[1]);
+                if (there(2)) store_words(codes + row_of(2, 0) / 2, word[2], word[3]);
             } else {
 #pragma unroll
                 for (int q = 0; q < 4; ++q)
-                    if (row_of(q, g) + 8 * t < left) store_word(codes + row_of(q, 0) / 2, word[q]);
+                    if (there(q)) store_word(codes + row_of(q, 0) / 2, word[q]);
+            }
+            if constexpr (BESIDE) {
+                if (of_own(0)) store_byte(scales, t & 1 ? near[OWN - 1].code : near[0].code);
+            } else {
+                constexpr int NEXT_GROUP = R > 32 ? 2 : LANES;
 #pragma unroll
                 for (int i = 0; i < OWN; ++i)
-                    if (row_of(LANES * i + own_row, g) + own_part < left)
-                        store_byte(scales + row_of(LANES * i, 0) / GROUP, near[i].code);
+                    if (of_own(NEXT_GROUP * i)) store_byte(scales + row_of(NEXT_GROUP * i, 0) / GROUP, near[i].code);
             }
             if (!__any_sync(FULL_WARP, trouble != 0)) continue;
-            // In doubt: a byte of two codes of a lane, and rows of groups whose scale is, or of which a lane has other bytes.
-            unsigned some = 0, others = 0, doubts = 0;
-            int row = 0;
+            // In doubt: scales of groups, bit n that of row n's, and else bytes of two codes, four bits each, of rows 0 and 1 and
+            // of rows 2 and 3.
+            unsigned doubts = 0;
 #pragma unroll
-            for (int q = 3; q >= 0; --q) {
-                const unsigned bytes = unsure[q] & UNSURE;
-                others |= bytes ? some : 0u;
-                row = bytes ? q : row, some = bytes ? bytes : some;
-            }
-            const int bit = some ? (int)first_of(some) & 24 : 0;
-            if (others | (some & ~(0xffu << bit)))
-#pragma unroll
-                for (int q = 0; q < 4; ++q) doubts |= unsure[q] & UNSURE ? 1u << q : 0u;
-#pragma unroll
-            for (int i = 0; i < OWN; ++i) {  // a negative code of a scale is none
-                doubts |= near[i].sure ? 0u : R <= 32 ? 1u << LANES * i << t % LANES : 1u << 2 * i;
-                near[i].code |= near[i].sure ? 0u : 0x80000000u;
-            }
-            if (R <= 32) {
+            for (int i = 0; i < OWN; ++i)
+                doubts |= near[i].sure ? 0u : R <= 32 ? 1u << LANES * i << t % LANES : OWN == 1 ? 15u : 3u << 2 * i;
+            if (R <= 32)
 #pragma unroll
                 for (int m = 1; m < LANES; m *= 2) doubts |= __shfl_xor_sync(FULL_WARP, doubts, m);
-            } else {  // all rows of a group
-                if (OWN == 1) doubts |= doubts >> 2;
-                doubts = (doubts | doubts >> 1) & (OWN == 1 ? 1u : 5u);
-                if (BESIDE) doubts |= __shfl_xor_sync(FULL_WARP, doubts, 1);
-            }
-            if (doubts >> (R <= 32 ? row : OWN == 1 ? 0 : row & 2) & 1u) some = 0;
-            float own_factor = 0.0f;
 #pragma unroll
-            for (int i = 0; i < OWN; ++i) {
-                const float one = R <= 32 ? __shfl_sync(FULL_WARP, near[i].factor, (lane & -LANES) + row % LANES) : near[i].factor;
-                own_factor = OWN == 1 || row >> 1 == i ? one : own_factor;
-            }
-            const int own_at = row_of(row, g) + RUN * t + bit / 4;
-            const uint4* raw = (const uint4*)(tile + base);
+            for (int q = 0; q < 4; ++q) unsure[q] = doubts >> q & 1u || !there(q) ? 0u : unsure[q] & UNSURE;
+            unsigned upper = unsure[0] | unsure[1] << 4, lower = unsure[2] | unsure[3] << 4;
             warp_meets();  // what follows is written after what was written above
 #pragma unroll 1
-            for (unsigned lanes = lanes_where(some != 0 && own_at < left); lanes; lanes &= lanes - 1u) {
-                const int lead = (int)first_of(lanes), at = __shfl_sync(FULL_WARP, own_at, lead);
-                const float factor = __shfl_sync(FULL_WARP, own_factor, lead) * 0x1p14f;
-                const unsigned code = e2m1_of_one(a_number(sum_of_chains(raw, at / R * (R / 8), at % R + (lane & 1), c) * factor));
+            for (unsigned lanes; (lanes = lanes_where((upper | lower) != 0)) != 0;) {
+                const int lead = (int)first_of(lanes);  // whose first byte is made anew
+                const unsigned bytes = upper ? upper : lower, bit = bytes ? first_of(bytes) & 28u : 0u;
+                const int q = (int)(bit >> 2 & 1u) + (upper ? 0 : 2);
+                const unsigned at = __shfl_sync(FULL_WARP, (unsigned)(row_of(q, g) + RUN * t) + bit / 8 * 2, lead);
+                int row = q, from = lead;  // and lane, which have its factor
+                if (R <= 32) row = __shfl_sync(FULL_WARP, q, lead), from = (lead & -LANES) + row % LANES;
+                const bool second = OWN > 1 && row >= 4 / OWN;
+                const float factor = __shfl_sync(FULL_WARP, second ? near[OWN - 1].factor : near[0].factor, from);
+                const unsigned others = lane == lead ? ~(15u << bit) : ~0u;
+                if (upper) upper &= others;
+                else lower &= others;
+                const int column = (int)(at % R) + (lane & 1);
+                const float sum = sum_of_chains(raw, (int)(at / R * (R / 8)), column, c);
+                const unsigned code = e2m1_of_one(a_number(sum * (factor * 0x1p14f)));
                 const unsigned both = code | __shfl_xor_sync(FULL_WARP, code, 1) << 4;
-                if (lane == 0) store_byte(to.out + ((i64)now * TILE + at) / 2, both);
+                if (lane == 0) store_byte(to.out + (unsigned long long)now * (TILE / 2) + at / 2, both);
             }
             constexpr unsigned LEADS = R > 32 ? (BESIDE ? 0x55555555u : FULL_WARP) : LANES == 4 ? 0x11111111u : 0x55555555u;
+            if (R > 32) doubts &= OWN == 1 ? 1u : 5u;
 #pragma unroll 1
             for (unsigned groups = lanes_where(doubts != 0) & LEADS; groups; groups &= groups - 1) {
                 const int lead = (int)first_of(groups), part = R > 32 ? RUN * (lead & 3) : (lead & 3) / LANES * GROUP;
 #pragma unroll 1
                 for (unsigned rows_of = __shfl_sync(FULL_WARP, doubts, lead); rows_of; rows_of &= rows_of - 1) {
                     const int q = (int)first_of(rows_of), at = row_of(q, lead >> 2) + part;
-                    const unsigned own_code = OWN > 1 && q > 1 ? near[OWN - 1].code : near[0].code;
-                    const int code = (int)__shfl_sync(FULL_WARP, own_code, R > 32 ? lead : (lead & -LANES) + q % LANES);
                     if (at >= left) continue;
-                    const float sum = sum_at(raw, at / R * (R / 8), at % R + lane % GROUP, c);
-                    put_by_lanes((i64)now * TILE + at, sum, code, to);
+                    put_by_lanes((i64)now * TILE + at, sum_at(raw, at / R * (R / 8), at % R + lane % GROUP, c), to);
                 }
             }
         }

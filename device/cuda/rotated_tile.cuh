@@ -51,20 +51,15 @@ template <int R> struct RotatedTile {
     // copies to elsewhere take longer. A tile's bytes.
     static VT_MEMBER int placed(int n) { return n ^ (n >> (R == 128 ? 4 : 3) & (R <= 32 ? 3 : 7)); }
     static constexpr int HELD = 2048;
+    // Of vectors of 128 what a byte of codes is made anew of is read from global memory: a tile's place is the next one's as
+    // soon as it is in registers, and its addresses stay the same.
+    static constexpr int STAGES = R == 128 ? 1 : 2;
+    // Where piece n lies in what mends read.
+    static VT_MEMBER int kept_at(int n) { return STAGES > 1 ? placed(n) : n; }
     static VT_MEMBER float roundings(int k) {
         const int chain = k % 16 ? 16 - k % 16 : 15, sums = PIECES > 2 ? 2 : PIECES - 1;
         return k < R / 2 ? (float)(chain + CHAINS - 1 + sums) + 2.0f * TENSOR_STEP
                          : (float)(chain + CHAINS / 2 + sums) + TENSOR_STEP;
-    }
-    // The sums of group number `upper` of 32 of a vector's, over 32 c: of the vector's elements 32 p, in the matrix's signs.
-    static VT_MEMBER float first_of_group(const unsigned char* tile, unsigned vector, unsigned upper) {
-        float sum = widen_bf16(*(const unsigned short*)(tile + vector));
-#pragma unroll
-        for (int p = 1; p < PIECES; ++p) {
-            const unsigned sign = (p & 1 ? upper << 31 : 0u) ^ (p & 2 ? upper << 30 & 0x80000000u : 0u);
-            sum += vt_float(vt_bits(widen_bf16(*(const unsigned short*)(tile + (vector ^ 64u * p)))) ^ (int)sign);
-        }
-        return sum;
     }
     // The mirror's sum of a vector's products with column `column`, of which lane % 16 are the last bits: a lane has one
     // column of every other chain's 16, or of all chains where there is one.
@@ -78,7 +73,7 @@ template <int R> struct RotatedTile {
         for (int i = 0; i < 2; ++i) {
             uint4 raw[OWN];
 #pragma unroll
-            for (int b = 0; b < OWN; ++b) raw[b] = tile[placed(vector + 2 * (2 * b + upper) + i)];
+            for (int b = 0; b < OWN; ++b) raw[b] = tile[kept_at(vector + 2 * (2 * b + upper) + i)];
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const float by = vt_float(vt_bits(c) ^ (int)(signs << (31 - 8 * i - j) & 0x80000000u));
@@ -104,7 +99,7 @@ template <int R> struct RotatedTile {
     }
     // The same of one column, a chain a lane: chain (lane / 2) % CHAINS of the column of lane % 2.
     static VT_MEMBER float sum_of_chains(const uint4* tile, int vector, int column, float c) {
-        const int lane = (int)threadIdx.x & 31, chain = (lane >> 1) % CHAINS, piece = placed(vector + 2 * chain);
+        const int lane = (int)threadIdx.x & 31, chain = (lane >> 1) % CHAINS, piece = kept_at(vector + 2 * chain);
         const uint4 low = tile[piece], high = tile[piece ^ 1];
         const unsigned w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, top = 0x80000000u;
         unsigned by[16];  // of a row's signs
@@ -129,10 +124,10 @@ template <int R> struct RotatedTile {
     // Sums y[q][2 j + e] of column 8 t + 2 j + e of row q; weighted sizes, where SIZES are asked for. a[2 n + i]: elements
     // 16 i ... 16 i + 15 of two rows, b[j]: columns 2 j and 2 j + 1 of each lane's eight.
     // tops: of vectors of 64 and more the largest sizes of rows 0 and 1 and of 2 and 3, or NaN: of a + b and a - b that is
-    // |a| + |b|.
+    // |a| + |b|. means: of a lane's sums of a vector, which is that of the rows that all of its sums have in one sign.
     template <bool SIZES>
     static VT_MEMBER void sums_of(float (&y)[4][8], float (&bound)[4], const unsigned (&a)[4][4], const unsigned (&b)[4][4],
-                                  const unsigned (&weight)[2][2], float (&tops)[2]) {
+                                  const unsigned (&weight)[2][2], float (&tops)[2], float (&means)[2]) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             const int q = n * STEP, r = q + NEXT;
@@ -154,6 +149,14 @@ template <int R> struct RotatedTile {
                 y[q][2 * j] = c[0], y[q][2 * j + 1] = c[1], y[r][2 * j] = c[2], y[r][2 * j + 1] = c[3];
             }
         }
+        if (PIECES > 1 && !SIZES)
+#pragma unroll
+            for (int i = 0; i < 4; i += PIECES) {
+                float all = y[i][0];
+#pragma unroll
+                for (int j = 1; j < 8; ++j) all += y[i][j];
+                means[i / 2] = all * 0.125f;
+            }
 #pragma unroll
         for (int step = PIECES / 2; step >= 1; step /= 2)
 #pragma unroll

@@ -6,12 +6,14 @@
 // summed up its run takes its elements of the row before, and leaves its values in their place. So the next row lies there
 // the other way round, and all a thread waits for is that others have left their values, a row earlier.
 //
-// 1024 rows of bfloat16: 37.4 us, where a block whose threads met at each exchange took 40.4 and a copy takes 33.2. Without
+// 1024 rows of bfloat16: 36.8 us, where a block whose threads met at each exchange took 40.4 and a copy takes 33.2. Without
 // the first rows ahead it is 38.6; without loads and stores 32: what is left of sums and exchanges still adds up, as warps
 // are at the same of them at the same time. How long the code is counts: the levels are one place of it for both, and with a
-// place for each it takes 45, with a few hundred moves more 44. No better: warps that take turns at sums (37.4), or at
-// shared memory (41); stores by threads (42); copies by threads (42.9 with those); two multiprocessors of a cluster with half
-// a row each, two rows at once (58; 42 without the values that go to the other one, 57 without loads and stores).
+// place for each it takes 45, with a few hundred moves more 44. Tiles that left one by one took 37.2, 132 blocks 37.1. No
+// better: blocks with a row less that begin later (37.3), first rows of all announced by the first blocks; warps that take
+// turns at sums (37.4), or at shared memory (41); stores by threads (42); copies by threads (42.9 with those); two
+// multiprocessors of a cluster with half a row each, two rows at once (58; 42 without the values that go to the other one, 57
+// without loads and stores).
 #pragma once
 #include "copy_engine.cuh"
 #include "early.cuh"
@@ -215,8 +217,10 @@ template <int KIND> struct LongTransform {
             if (then && reads) {
 #pragma unroll
                 for (int q = 0; q < 4; ++q) {
-                    if (lane == 0) tiles_have_left<1>();
-                    warp_meets();
+                    if (q % 2 == 0) {
+                        if (lane == 0) tiles_have_left<0>();
+                        warp_meets();
+                    }
 #pragma unroll
                     for (int r = 0; r < 4; ++r) {
                         unsigned words[4];
@@ -227,9 +231,13 @@ template <int KIND> struct LongTransform {
                         }
                         leave_transposed(corner + (q & 1) * 2048 + r * 512, words);
                     }
+                    if (q % 2 == 0) continue;  // two leave together
                     stores_to_products();
                     warp_meets();
-                    if (lane == 0) tile_leaves(results + (q & 1) * 2048, leaves.of[warp], tile + q * 32);
+                    if (lane == 0) {
+                        tile_leaves(results, leaves.of[warp], tile + q * 32 - 32);
+                        tile_leaves(results + 2048, leaves.of[warp], tile + q * 32);
+                    }
                 }
                 tile += (int)blocks * RUNS;
             }
