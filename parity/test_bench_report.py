@@ -28,6 +28,11 @@ def test_the_fastest_peer_is_named():
     assert (shown["peer cold us"], shown["cold peer / ours"]) == (9.0, 2.25)
 
 
+def test_a_copy_of_as_many_bytes_stands_beside_what_moves_them():
+    assert report.flat(row(**{"copy us": 1.5}))["copy / ours"] == 0.75
+    assert report.flat(row())["copy / ours"] == ""
+
+
 def test_no_peer_leaves_the_columns_empty():
     shown = report.flat(row(peers={}))
     assert shown["best peer"] == "" and shown["peer / ours"] == ""
@@ -44,9 +49,9 @@ def test_the_report_is_a_page_a_table_and_a_plot(tmp_path):
     pytest.importorskip("matplotlib", reason="plots come with vtlab[docs]")
     figures = tmp_path / "figures"
     figures.mkdir()
-    results.save(figures / "example.json", ABOUT, [row(), row("slow 1x8", us=8.0)])
+    results.save(figures / "example.json", ABOUT, [row(**{"copy us": 1.0}), row("slow 1x8", us=8.0)])
     page, table, image = report.write(tmp_path / "docs", figures)
-    assert "| add 1x8 | 2.0 | 4.0 | 0 | 0.6 | vllm | 2.5 | 1.25 | 9.0 | 2.25 |" in page.read_text()
+    assert "| add 1x8 | 2.0 | 4.0 | 0 | 0.6 | 0.5 | vllm | 2.5 | 1.25 | 9.0 | 2.25 |" in page.read_text()
     assert [r["bench"] for r in csv.DictReader(io.StringIO(table.read_text()))] == ["add 1x8", "slow 1x8"]
     assert xml.parse(image).getroot().tag.endswith("svg")
 

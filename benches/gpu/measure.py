@@ -87,6 +87,15 @@ def cold(time: Callable, call: Callable[[], object], flush: Callable[[], object]
     return (time([flush, call] * _COLD_CALLS) - readers) / _COLD_CALLS
 
 
+def copy_time(nbytes: int, calls: int) -> float:
+    """Microseconds, warm, of the copy of `ceilings.copy_bandwidth` with `nbytes` read and written in all."""
+    import torch
+
+    source = torch.randn(nbytes // 8, device="cuda")
+    target = torch.empty_like(source)
+    return warm(torch_time, lambda: torch.neg(source, out=target), calls)
+
+
 def cupy_flush() -> Callable[[], object]:
     """A call that reads FLUSH bytes through the second-level cache."""
     import cupy

@@ -13,13 +13,15 @@ FOLDER = Path(__file__).parent
 _ABSENT = (ImportError, AttributeError, NotImplementedError)
 _IN_CACHE = 1 << 26
 """Larger operands are cold whatever one does."""
+_LEAST_COPY = 1 << 20
+"""Bytes from which on a copy of as many is timed beside a call that moves them for most of its time."""
 
 
 def measure(bench: Bench, ceilings: Mapping[str, float], clean: Callable[[], None]) -> dict:
     """One row: times of ours and of the peers that are here, warm and cold, and the share of the roofline.
 
     The roofline's time is the larger of bytes over the copy bandwidth and flops over their peak, both measured in the
-    same run.
+    same run. Where that is the bytes', "copy us" is what a copy of as many takes.
     """
     from . import measure as clock
 
@@ -44,7 +46,11 @@ def measure(bench: Bench, ceilings: Mapping[str, float], clean: Callable[[], Non
             continue
         finally:
             clean()
-    floor = max(bench.bytes / ceilings["GB/s"] / 1e3, bench.flops / ceilings[bench.unit] / 1e6)
+    moved, computed = bench.bytes / ceilings["GB/s"] / 1e3, bench.flops / ceilings[bench.unit] / 1e6
+    if bench.bytes >= _LEAST_COPY and moved > computed:
+        ours["copy us"] = round(clock.copy_time(bench.bytes, bench.calls), 3)
+        clean()
+    floor = max(moved, computed)
     return {
         "family": bench.family, "bench": bench.name, **ours, "bytes": bench.bytes, "flops": bench.flops,
         "unit": bench.unit, "GB/s": round(bench.bytes / ours["us"] / 1e3), "% of roofline":
