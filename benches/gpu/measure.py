@@ -88,7 +88,10 @@ def cold(time: Callable, call: Callable[[], object], flush: Callable[[], object]
 
 
 def copy_time(nbytes: int, calls: int) -> float:
-    """Microseconds, warm, of the copy of `ceilings.copy_bandwidth` with `nbytes` read and written in all."""
+    """Microseconds, warm, of negating float32 into another array in PyTorch, `nbytes` read and written in all.
+
+    A copy by a kernel: on an H200 the driver's own moves 2,700 GB/s where kernels reach 4,200.
+    """
     import torch
 
     source = torch.randn(nbytes // 8, device="cuda")

@@ -47,12 +47,13 @@ def measure(bench: Bench, ceilings: Mapping[str, float], clean: Callable[[], Non
         finally:
             clean()
     moved, computed = bench.bytes / ceilings["GB/s"] / 1e3, bench.flops / ceilings[bench.unit] / 1e6
+    copy = {}
     if bench.bytes >= _LEAST_COPY and moved > computed:
-        ours["copy us"] = round(clock.copy_time(bench.bytes, bench.calls), 3)
+        copy["copy us"] = round(clock.copy_time(bench.bytes, bench.calls), 3)
         clean()
     floor = max(moved, computed)
     return {
-        "family": bench.family, "bench": bench.name, **ours, "bytes": bench.bytes, "flops": bench.flops,
+        "family": bench.family, "bench": bench.name, **ours, **copy, "bytes": bench.bytes, "flops": bench.flops,
         "unit": bench.unit, "GB/s": round(bench.bytes / ours["us"] / 1e3), "% of roofline":
         round(100 * floor / ours["us"], 1), "peers": peers, "ceilings": {k: round(v, 1) for k, v in ceilings.items()},
         "date": date.today().isoformat(),
