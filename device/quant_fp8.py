@@ -9,7 +9,20 @@ import numpy as np
 from vtlab.ops import providers
 from vtlab.ops.errors import ContractError
 
-from .launch import KINDS, PROVIDER, VECTOR, as_rows, kind, map_rows, results, start, vectors
+from .early import EARLY
+from .launch import (
+    KINDS,
+    MULTIPROCESSORS,
+    PROVIDER,
+    VECTOR,
+    as_rows,
+    kind,
+    map_rows,
+    on_hopper,
+    results,
+    start,
+    vectors,
+)
 from .runtime import current
 from .scratch import scratch
 
@@ -31,6 +44,11 @@ FEW_VECTORS, FEW_BLOCK = 1 << 16, 64
 once."""
 _STATIC_DEPTH, _TOKEN_DEPTH, _GROUP_DEPTH, _MOST_MAXIMA = 2, 4, 4, 528
 _UE8M0, _FLOORED = 1, 2
+_LETTERS = {KINDS["bfloat16"]: "bf16", KINDS["float16"]: "f16"}
+"""What kernels that keep a tensor call its elements."""
+_KEPT_TEAM, _FEW, _MANY, _STEP, _STAGES = 512, 4, 18, 2, 14
+"""Threads of a block that keeps its share of a tensor; the vectors that each has in registers, of a small tensor and
+of another; those of a step, and the steps in shared memory, as kept_tensor.cuh knows."""
 
 
 def whole_vectors(width: int, codes, *arrays_and_strides) -> bool:
@@ -39,15 +57,18 @@ def whole_vectors(width: int, codes, *arrays_and_strides) -> bool:
 
 
 def start_rows(
-    op: str, family: str, kernel: str, rows: int, width: int, args: list, form: str = "", team: int = 0
+    op: str, family: str, kernel: str, rows: int, width: int, args: list, form: str, team: int, ending: str = ""
 ) -> None:
-    """Launch ``<kernel>_rows`` for rows of up to 256 elements, else ``<kernel>_<form>``, `team` threads a row."""
+    """Launch ``<kernel>_rows`` for rows of up to 256 elements, else ``<kernel>_<form>``, `team` threads a row.
+
+    ending: of the name.
+    """
     lanes = -(-width // VECTOR)
     if lanes <= 32:
         shift = (lanes - 1).bit_length()
-        start(op, family, f"{kernel}_rows", -(-(rows << shift) // ROW_BLOCK), (ROW_BLOCK, 1), [*args, shift])
+        start(op, family, f"{kernel}_rows{ending}", -(-(rows << shift) // ROW_BLOCK), (ROW_BLOCK, 1), [*args, shift])
     else:
-        start(op, family, f"{kernel}_{form}", rows, (min(team, -(-lanes // 32) * 32), 1), args)
+        start(op, family, f"{kernel}_{form}{ending}", rows, (min(team, -(-lanes // 32) * 32), 1), args)
 
 
 def flat(array, rows: int, stride: int) -> tuple[int, int, int]:
@@ -70,18 +91,30 @@ def static_codes(op, x, scale, nan, target) -> None:
     x, rows, stride = as_rows(op, "x", x)
     wide = whole_vectors(x.shape[-1], target, (x, stride))
     rows, width, stride = flat(x, rows, stride)
-    kernel = "static_bf16" if wide and kind(x) == KINDS["bfloat16"] else "static"
-    map_rows(op, "quant_fp8", kernel, rows, width, wide, [x, stride, kind(x), scale, target, nan], _STATIC_DEPTH)
+    kernel, ending = ("static_bf16", EARLY) if wide and kind(x) == KINDS["bfloat16"] else ("static", "")
+    args = [x, stride, kind(x), scale, target, nan]
+    map_rows(op, "quant_fp8", kernel, rows, width, wide, args, _STATIC_DEPTH, ending=ending)
 
 
 @providers.provider("dynamic_scaled_fp8_quant", "cuda", PROVIDER)
 def dynamic_scaled_fp8_quant(x, *, rounding="vt", out=None):
-    """oracle.quant_fp8.dynamic_scaled_fp8_quant: a launch for the maxima of blocks, one for the codes."""
+    """oracle.quant_fp8.dynamic_scaled_fp8_quant.
+
+    A launch whose blocks wait for each other's maxima with their elements at hand; where these have not 16 bits, side
+    by side, a launch for the maxima of blocks, and one for the codes.
+    """
     op = "dynamic_scaled_fp8_quant"
     target, scale = results(op, out, (x,), (x.shape, CODES), ((1,), SCALES))
     x, rows, stride = as_rows(op, "x", x)
     wide = whole_vectors(x.shape[-1], target, (x, stride))
     rows, width, stride = flat(x, rows, stride)
+    letters = _LETTERS.get(kind(x))
+    if wide and rows == 1 and letters and (share := _share(width // VECTOR)) is not None:
+        kernel, turns, shares, shared = share
+        meeting = scratch.take("quant_fp8 meeting", 4 * (2 * MULTIPROCESSORS + 1), zero=True)
+        args = [width // VECTOR, turns, shares, x, meeting, RULES[rounding], scale, target, NAN_CODES[rounding]]
+        start(op, "quant_fp8", f"{kernel}_{letters}{EARLY}", shares, (_KEPT_TEAM, 1), args, shared)
+        return target, scale
     step = VECTOR if wide else 1
     suffix = f"_v{step}"
     blocks = max(1, min(_MOST_MAXIMA, -(-rows * (width // step) // TEAM)))
@@ -90,6 +123,19 @@ def dynamic_scaled_fp8_quant(x, *, rounding="vt", out=None):
     start(op, "quant_fp8", "tensor_maximum" + suffix, blocks, (TEAM, 1), head)
     start(op, "quant_fp8", "tensor_codes" + suffix, blocks, (TEAM, 1), [*head, scale, target, NAN_CODES[rounding]])
     return target, scale
+
+
+def _share(count: int) -> tuple[str, int, int, int] | None:
+    """How blocks share `count` vectors that they keep: (kernel, vectors a thread, blocks, bytes of shared memory)."""
+    if not count or not on_hopper():
+        return None
+    shares = min(MULTIPROCESSORS, -(-count // (_KEPT_TEAM * _FEW)))
+    turns = -(-count // (_KEPT_TEAM * shares))
+    shares = -(-count // (_KEPT_TEAM * turns))
+    if turns <= _FEW:
+        return "tensor_few", turns, shares, 0
+    steps = min(_STAGES, -(-max(0, turns - _MANY) // _STEP))
+    return "tensor_many", turns, shares, steps * _STEP * _KEPT_TEAM * 16
 
 
 @providers.provider("dynamic_per_token_scaled_fp8_quant", "cuda", PROVIDER)
@@ -112,7 +158,7 @@ def token_codes(op, x, scale_ub, rounding, int8, target, scale) -> None:
         start(op, "quant_fp8", f"token_v{VECTOR if wide else 1}", rows, (TEAM, 1), args)
     else:
         threads = lanes if rows <= FEW_ROWS else -(-lanes // _TOKEN_DEPTH)
-        start_rows(op, "quant_fp8", "token_bf16", rows, width, args, "block", -(-threads // 32) * 32)
+        start_rows(op, "quant_fp8", "token_bf16", rows, width, args, "block", -(-threads // 32) * 32, EARLY)
 
 
 def with_scales(op, out, inputs, forms, shape, column_major, more=()):

@@ -178,6 +178,7 @@ EDGES: dict[str, list[dict]] = {
     "dynamic_scaled_fp8_quant": [
         *({"...": (3,), "K": K, "x": kind, "rounding": rounding}
           for K in (7, 264) for kind in _KINDS for rounding in _ALL),
+        *({"...": (2200,), "K": 1000, "x": kind} for kind in ("bfloat16", "float16")),
         {"...": (300,), "K": 1032, "x": "bfloat16"}, {"...": (2,), "K": 0},
         {"...": (2,), "K": 16, "x": np.zeros((2, 16), np.float32)},
         {"...": (2,), "K": 16, "x": np.zeros((2, 16), np.float32), "rounding": "vllm"},

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vtlab import oracle
-from vtlab.device import fp4
+from vtlab.device import fp4, quant_fp8
 from vtlab.device.quant_fp8 import start_warps
 from vtlab.ops.errors import ContractError
 from vtlab.ops.numerics import fma_f32
@@ -185,6 +185,37 @@ def test_more_elements_than_all_threads_take_at_once(device):
     compare(device, "dynamic_scaled_fp8_quant", {"x": draw((80_000, 7), "float32", 5)})
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_blocks_keep_a_tensor(device, blocks, kind):
+    """Its largest element in registers, in shared memory, and where it is read again; the last share is not whole."""
+    x = draw((413, 1000), kind, 7)
+    for place in (5, x.size // 2 + 3, x.size - 9):
+        x.reshape(-1)[place] = -9 - place / x.size
+        with mock.patch.object(quant_fp8, "MULTIPROCESSORS", blocks):
+            compare(device, "dynamic_scaled_fp8_quant", {"x": x})
+
+
+def test_tensors_on_two_streams_at_once(device):
+    """A block may have to wait for its place until the other tensor's are done, and these for its share."""
+    if isinstance(device, Emulated):
+        pytest.skip("streams need a GPU: --device cuda")
+    cupy, found = device.cupy, []
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    hosts = [draw((1000, 5120), "bfloat16", seed) for seed in (8, 9)]
+    inputs = [device.send(host) for host in hosts]
+    cupy.cuda.Device().synchronize()
+    for _ in range(40):
+        for stream, x in zip(streams, inputs):
+            with stream:
+                found.append(device.call("dynamic_scaled_fp8_quant", {"x": x}))
+    cupy.cuda.Device().synchronize()
+    wants = [oracle.dynamic_scaled_fp8_quant.mirror(host) for host in hosts]
+    for n, results in enumerate(found):
+        for got, want in zip(results, wants[n % 2], strict=True):
+            assert_bytes(device.fetch(got), want, f"call {n}")
+
+
 @pytest.mark.parametrize("tiles", [False, True])
 def test_blocks_of_fp4_take_turns(device, tiles):
     """One block of threads for all blocks of sixteen."""
@@ -207,6 +238,7 @@ def test_a_captured_graph_quantises_new_inputs(device):
         "rms_norm_gated_quant_fp8": {"x": x, "gate": x, "weight": w, "scale": scale},
     }  # fmt: skip
     outs = {op: device.call(op, dict(arguments)) for op, arguments in calls.items()}
+    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def step():

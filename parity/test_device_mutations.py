@@ -178,6 +178,10 @@ def survives(family: str, name: str) -> bool:
             test_device_calls.test_every_gate_where_there_are_few(device, op)
         for op in test_device_calls_quant.CALLS if family in QUANT else ():
             test_device_calls_quant.test_slices_of_wider_rows(device, op, shift=8)
+        if family == "quant_fp8":
+            test_device_calls_quant.test_more_elements_than_all_threads_take_at_once(device)
+            for blocks in (1, 2, 3):
+                test_device_calls_quant.test_blocks_keep_a_tensor(device, blocks, "bfloat16")
         if family == "mxfp4":
             test_device_calls_casts.test_long_rows_follow_each_other(device)
         if family == "fp4":

@@ -61,7 +61,7 @@ def per_tensor(T: int, K: int = HIDDEN) -> Bench:
     def make():
         return (cupy_normal(T, K),), {}, (cupy_empty(T, K, dtype=U8), cupy_empty(1, dtype=F32))
 
-    # x is read twice: its largest element decides over the first code
+    # x counts twice: its largest element decides over the first code, and no chip holds the longest between
     return Bench("quant_fp8", f"dynamic per tensor {T}x{K}", ours("dynamic_scaled_fp8_quant", make), {"vllm": vllm},
                  5 * T * K, 3 * T * K)  # fmt: skip
 
