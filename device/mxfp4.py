@@ -22,7 +22,8 @@ _BLOCK, _NV_BLOCK, _DEPTH = 32, 16, 4
 _RESIDENT = 5
 """Blocks of a multiprocessor that rotate vectors; their 128 threads have a run of up to 32 elements at a time."""
 _MANY, _TILE, _GROUP_SHARED = 1024, 1024, 20480
-"""Rows from which on tensor cores rotate; elements of a warp's tile, bytes of memory of 128 threads."""
+"""Rows from which on tensor cores rotate; elements of a warp's tile, bytes of memory of 128 threads: what sums by
+any matrix of 16 take, more than tiles do."""
 _HELD, _THREADS, _MOST_THREADS = 32, 128, 256
 """Elements of a transform's row that a thread holds, threads of a block of several rows, and of a long one."""
 _LANES_RESIDENT, _RUN = 8, 4096

@@ -46,7 +46,17 @@
 //    doubt takes fewer steps; QuEST's mean comes of its sums. By 128 25.8 to 24.6 (QuEST) and 26.6 to 25.6 (NVFP4), by 64 25.3
 //    to 23.8 and 24.4 to 23.3. Without mending 22.4, 23.4, 21.9 and 22.1, where a copy takes 22.3: a byte in doubt holds its
 //    warp up for some 1,900 cycles, and at the end the whole kernel. No better: a warp of its own that mends (36), 512
-//    threads, sums of x times 1 for c, 3-way maxima, which NVFP4 has no registers for.
+//    threads, sums of x times 1 for c.
+// 9. What takes the time are instructions, also those of a byte in doubt, some 180, which one tile in six by 128 has: a
+//    tile's 411 (QuEST) and 415 (NVFP4) by 128 became 376. Each lane counts tiles, since a branch for one takes more; the
+//    global scale is asked for early (0.3 to 0.5 us) and its two factors made once; scales of e4m3 need no exact reciprocal,
+//    which a byte in doubt makes; maxima go by threes; pieces of two weights are one operand; values beyond QuEST's largest
+//    code are brought back among the codes, eight at a time; its squares are taken before sums and differences, its means by
+//    tensor cores, its bound of each chain's own roundings. By 128 24.6 to 23.3 (QuEST), 25.5 to 23.4 (NVFP4), 22.7 to 22.2;
+//    by 64 24.1 to 22.2 and by 16 22.8 to 21.5 (NVFP4); by 32 22.1 to 21.6 (QuEST). No better: sums of x by +-1, which are
+//    exact where no x is too small, so that half as many are in doubt, for 25 instructions more (26.7 by 128, NVFP4, from
+//    25.4); two tiles on their way (1 us more), 16 warps (0.6 to 1 more), a block's tiles one after another (up to 1 more),
+//    lanes that store by one condition in place of a branch.
 #include "early.cuh"
 #include "once.cuh"
 #include "rotated_near.cuh"
@@ -342,7 +352,7 @@ ROTATE_NV(128)
 // Many vectors, in blocks of up to MANY_THREADS threads; by another matrix than Sylvester's 128 of them at a time.
 template <int R, class TO>
 VT_FN void rotate_many(i64 count, const unsigned short* x, const uint2* h, i64 blocks, TO to, unsigned char* memory) {
-    __shared__ unsigned words[32];
+    __shared__ unsigned words[64];
     others_may_start();
     const unsigned first = ((threadIdx.x >> 5) * (unsigned)blocks + blockIdx.x) * 1024u;  // of a warp's first tile
     if (threadIdx.x == 0) read_soon(h, 2 * R * R);

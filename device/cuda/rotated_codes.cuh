@@ -64,6 +64,7 @@ template <int METHOD, bool QUICK> struct ToMx {
     unsigned char *out, *scales;
     bool wide;
 
+    VT_MEMBER void fetch() {}
     VT_MEMBER void begin() {}
     VT_MEMBER void put_run(i64 at, const float (&y)[BLOCK], int) const {
         const unsigned byte = mx_scale<METHOD>(y);
@@ -112,9 +113,10 @@ struct ToNv {
     const float* global_scale;
     float global = 0.0f, back = 0.0f;
 
+    VT_MEMBER void fetch() { global = global_scale[0]; }
     // Once the first loads are under way.
     VT_MEMBER void begin() {
-        global = global_scale[0];
+        fetch();
         back = global == 0.0f ? 0.0f : 1.0f / global;
     }
     template <int FIRST, bool KEEP, int N> VT_MEMBER unsigned scale(const float (&y)[N]) const {

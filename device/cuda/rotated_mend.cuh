@@ -52,7 +52,8 @@ template <int METHOD, bool Q> VT_FN void put_by_lanes(i64 at, float y, const ToM
     if (lane == 0) to.scales[at / 32] = (unsigned char)byte;
 }
 
-VT_FN void put_by_lanes(i64 at, float y, const ToNv& to) {
+VT_FN void put_by_lanes(i64 at, float y, ToNv to) {
+    to.begin();  // seldom: no register holds its numbers meanwhile
     const int lane = (int)threadIdx.x & 31;
     float top = fmaxf(0.0f, vt_abs(y));
 #pragma unroll

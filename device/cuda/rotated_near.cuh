@@ -4,72 +4,8 @@
 #pragma once
 #include "rotated_groups.cuh"
 #include "rotated_mend.cuh"
+#include "rotated_moves.cuh"
 #include "rotated_tile.cuh"
-
-// A counter in shared memory, and one more in it.
-VT_FN unsigned one_more(unsigned* counter) {
-#ifdef __CUDACC__
-    unsigned before;
-    asm volatile("atom.shared.inc.u32 %0, [%1], 0x7fffffff;"
-                 : "=r"(before)
-                 : "r"((unsigned)__cvta_generic_to_shared(counter))
-                 : "memory");
-    return before;
-#else
-    return atomicAdd(counter, 1u);
-#endif
-}
-
-// What follows is made once: by a move that no compiler repeats for each tile, nor puts off.
-template <class T> VT_FN void kept(T& v) {
-#ifdef __CUDACC__
-    if constexpr (sizeof(T) == 4)
-        asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, 0xffffffff;" : "+r"(v) : "r"((int)threadIdx.x & 31) : "memory");
-    else asm volatile("" : "+l"(v));
-#endif
-}
-
-// `after_others` once `sign` is known, at most bits 15 and 31, and what was kept before it: no compiler puts that off.
-VT_FN void after_others_once(unsigned sign) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .pred known;\nsetp.ne.u32 known, %0, 1;\n@known griddepcontrol.wait;}" ::"r"(sign) : "memory");
-#endif
-}
-// What is read first is on its way into the second-level cache, before this kernel may read it.
-VT_FN void read_soon(const void* from, int bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
-VT_FN void store_word(unsigned char* out, unsigned word) {
-#ifdef __CUDACC__
-    asm volatile("st.global.u32 [%0], %1;" ::"l"(out), "r"(word) : "memory");
-#else
-    *(unsigned*)out = word;
-#endif
-}
-VT_FN void store_words(unsigned char* out, unsigned a, unsigned b) {
-#ifdef __CUDACC__
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(out), "r"(a), "r"(b) : "memory");
-#else
-    *(uint2*)out = {a, b};
-#endif
-}
-VT_FN void store_words(unsigned char* out, unsigned a, unsigned b, unsigned c, unsigned d) {
-#ifdef __CUDACC__
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(out), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-#else
-    *(uint4*)out = {a, b, c, d};
-#endif
-}
-VT_FN void store_byte(unsigned char* out, unsigned byte) {
-#ifdef __CUDACC__
-    asm volatile("st.global.u8 [%0], %1;" ::"l"(out), "r"(byte) : "memory");
-#else
-    *out = (unsigned char)byte;
-#endif
-}
 
 template <int R> struct NearSums : RotatedTile<R> {
     using Tile = RotatedTile<R>;
@@ -77,11 +13,12 @@ template <int R> struct NearSums : RotatedTile<R> {
     using Tile::placed, Tile::roundings, Tile::row_of, Tile::sum_at, Tile::sum_of_chains;
     static constexpr int WORDS = R * R / 8, EARLY = WORDS <= 512 ? 1 : 4;
 
-    // Whether h is Sylvester's, and so all is done. `words`: 32 of shared memory, for the warps' votes and the next tile;
-    // tiles go to the warps that are ready, since those with sums in doubt take longer.
+    // Whether h is Sylvester's, and so all is done. `words`: 64 of shared memory, for the warps' votes, and for the next tile,
+    // which each lane counts, since a branch for one takes longer; tiles go to the warps that are ready, since those with sums
+    // in doubt take longer.
     template <class TO>
-    static VT_MEMBER bool run(i64 count, const unsigned short* x, const uint4* h, i64 blocks, TO& to, unsigned* words,
-                              unsigned char* memory) {
+    static VT_MEMBER bool run(i64 count, const unsigned short* x, const uint4* h, i64 blocks, const TO& to,
+                              unsigned* words, unsigned char* memory) {
         constexpr int GROUP = TO::GROUP, LANES = GROUP / 8;  // of a group, where vectors have up to 32
         constexpr bool BESIDE = R == 64 && GROUP == 32;      // the lane beside has the group's other half
         constexpr int OWN = R <= 32 ? 4 / LANES : R == 128 && GROUP == 32 ? 1 : 2;
@@ -89,8 +26,8 @@ template <int R> struct NearSums : RotatedTile<R> {
         const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, warps = (int)blockDim.x >> 5;
         const int g = lane >> 2, t = lane & 3;
         const int whole = (int)(count / TILE), rest = (int)(count % TILE), tiles = whole + (rest != 0);
-        if (threadIdx.x == 0) words[31] = (unsigned)warps;
         auto tile_of = [&](int i) { return i * (int)blocks + (int)blockIdx.x; };
+        if (threadIdx.x < 32) words[32 + threadIdx.x] = (unsigned)tile_of(warps);
         // Where a lane's pieces come from and go to, and its rows of matrices: rows 0-7 and 8-15 of two q, pieces 2 i, 2 i + 1.
         const unsigned char* own = (const unsigned char*)(x + 8 * lane);
         if (R > 16) kept(own);  // of 16 registers are short
@@ -158,6 +95,8 @@ template <int R> struct NearSums : RotatedTile<R> {
             const int at = (int)threadIdx.x + i * (int)blockDim.x;
             if (at < WORDS) early[i] = h[at];
         }
+        TO fetched = to;
+        fetched.fetch();
         send(n, 0);
         // Threads have pieces of rows that are a multiple of 8 apart, and of one column.
         const uint4 want = sylvester_word((threadIdx.x * 8 / R) & 7u, 0u, unit);
@@ -183,13 +122,16 @@ template <int R> struct NearSums : RotatedTile<R> {
             __syncthreads();
             return false;
         }
-        to.begin();
-        const float c = widen_bf16(unit), least = fmaxf(vt_abs(c), 0x1p-100f) * (1.02f * 0x1p-24f);
+        const auto by = near_by(fetched);
+        const float c = widen_bf16(unit), least = fmaxf(vt_abs(c), 0x1p-100f) * (1.004f * 0x1p-24f);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) b[j][i] = R > 16 || i >> 1 == g >> 2 ? (unit | unit << 16) ^ b[j][i] : 0u;
-        if (lane == 0) claimed = (int)one_more(words + 31);
+        if (R > 32 && !SIZES)  // the mean of a lane's columns is of every eighth element
+#pragma unroll
+            for (int i = 0; i < 4; ++i) weight[i >> 1][i & 1] = t ? 0u : b[0][i] & 0xffffu;
+        claimed = counted(words + 32 + lane, (int)blocks);
 #pragma unroll 1
         while (n < tiles) {
             copies_wait<0>();
@@ -202,23 +144,24 @@ template <int R> struct NearSums : RotatedTile<R> {
             float means[2] = {};
             if (MEAN) means[0] = c * widen_bf16(*(const unsigned short*)(memory + stage * HELD + first));
             const int now = n;
-            const uint4* raw = STAGES > 1 ? (const uint4*)(memory + base + stage * HELD) : (const uint4*)x + (i64)now * (TILE / 8);
-            n = tile_of(__shfl_sync(FULL_WARP, claimed, 0));
+            const uint4* raw = STAGES > 1 ? (const uint4*)(memory + base + stage * HELD)
+                                          : (const uint4*)x + (i64)(unsigned)now * (TILE / 8);
+            n = __shfl_sync(FULL_WARP, claimed, 0);
             if (STAGES > 1) stage ^= 1;
             else warp_meets();  // all have their rows
-            if (lane == 0) claimed = (int)one_more(words + 31);
+            claimed = counted(words + 32 + lane, (int)blocks);
             send(n, stage);
-            float y[4][8], bound[4], tops[2];
-            Tile::template sums_of<SIZES>(y, bound, a, b, weight, tops, means);
+            float y[4][8], bound[4], tops[2], squares[2];
+            Tile::template sums_of<SIZES>(y, bound, a, b, weight, tops, means, squares);
             Near near[OWN];
             if constexpr (R > 32) {
                 bound[0] += bound[1], bound[2] += bound[3];
                 if (R == 128) bound[0] = bound[2] = bound[0] + bound[2];
                 const float top = OWN > 1 ? tops[0] : larger_or_nan(tops[0], tops[1]);
-                near[0] = near_of_rows<R, 0, 4 / OWN>(y, top, bound[0] * least, means[0], to);
-                if constexpr (OWN > 1) near[1] = near_of_rows<R, 2, 2>(y, tops[1], bound[2] * least, means[1], to);
+                near[0] = near_of_rows<R>(top, bound[0] * least, means[0], squares[0], by);
+                if constexpr (OWN > 1) near[1] = near_of_rows<R>(tops[1], bound[2] * least, means[1], squares[1], by);
             } else {
-                near_of<R>(near, y, means[0], to);
+                near_of<R>(near, y, means[0], by);
             }
             unsigned word[4], unsure[4], trouble = 0;
             auto of_row = [&](int q, float& factor, float& within) {
@@ -234,33 +177,39 @@ template <int R> struct NearSums : RotatedTile<R> {
                 word[q] = codes_near<TO::BOUNDED>(y[q], factor, within, unsure[q]);
                 trouble |= unsure[q];
             }
-            trouble &= UNSURE;
+            bool sure = (trouble & UNSURE) == 0;
 #pragma unroll
-            for (int i = 0; i < OWN; ++i) trouble |= near[i].sure ? 0u : 1u;
-            unsigned char* codes = codes_at + (unsigned long long)now * (TILE / 2);
-            unsigned char* scales = scales_at + (unsigned long long)now * (TILE / GROUP);
+            for (int i = 0; i < OWN; ++i) sure = sure & near[i].sure;
+            unsigned char* codes = apart<TILE / 2>(codes_at, now);
+            unsigned char* scales = apart<TILE / GROUP>(scales_at, now);
+            auto there = [&](int q, int left) { return row_of(q, g) + RUN * t < left; };
+            auto leave = [&](int left) {
+                auto of_own = [&](int q) { return row_of(q + own_row, g) + own_part < left; };  // groups
+                if constexpr (R == 128) {
+                    if (there(0, left)) store_words(codes, word[0], word[1], word[2], word[3]);
+                } else if constexpr (R == 64) {
+                    if (there(0, left)) store_words(codes, word[0], word[1]);
+                    if (there(2, left)) store_words(codes + row_of(2, 0) / 2, word[2], word[3]);
+                } else {
+#pragma unroll
+                    for (int q = 0; q < 4; ++q)
+                        if (there(q, left)) store_word(codes + row_of(q, 0) / 2, word[q]);
+                }
+                if constexpr (BESIDE) {
+                    if (of_own(0)) store_byte(scales, t & 1 ? near[OWN - 1].code : near[0].code);
+                } else if constexpr (R == 128 && OWN == 2) {
+                    if (of_own(0)) store_bytes(scales, near[0].code, near[1].code);
+                } else {
+                    constexpr int NEXT_GROUP = R > 32 ? 2 : LANES;
+#pragma unroll
+                    for (int i = 0; i < OWN; ++i)
+                        if (of_own(NEXT_GROUP * i)) store_byte(scales + row_of(NEXT_GROUP * i, 0) / GROUP, near[i].code);
+                }
+            };
+            if (now < whole) leave(TILE);
+            else leave(rest);
+            if (!__any_sync(FULL_WARP, !sure)) continue;
             const int left = now < whole ? TILE : rest;
-            auto there = [&](int q) { return row_of(q, g) + RUN * t < left; };
-            auto of_own = [&](int q) { return row_of(q + own_row, g) + own_part < left; };  // groups
-            if constexpr (R == 128) {
-                if (there(0)) store_words(codes, word[0], word[1], word[2], word[3]);
-            } else if constexpr (R == 64) {
-                if (there(0)) store_words(codes, word[0], word[1]);
-                if (there(2)) store_words(codes + row_of(2, 0) / 2, word[2], word[3]);
-            } else {
-#pragma unroll
-                for (int q = 0; q < 4; ++q)
-                    if (there(q)) store_word(codes + row_of(q, 0) / 2, word[q]);
-            }
-            if constexpr (BESIDE) {
-                if (of_own(0)) store_byte(scales, t & 1 ? near[OWN - 1].code : near[0].code);
-            } else {
-                constexpr int NEXT_GROUP = R > 32 ? 2 : LANES;
-#pragma unroll
-                for (int i = 0; i < OWN; ++i)
-                    if (of_own(NEXT_GROUP * i)) store_byte(scales + row_of(NEXT_GROUP * i, 0) / GROUP, near[i].code);
-            }
-            if (!__any_sync(FULL_WARP, trouble != 0)) continue;
             // In doubt: scales of groups, bit n that of row n's, and else bytes of two codes, four bits each, of rows 0 and 1 and
             // of rows 2 and 3.
             unsigned doubts = 0;
@@ -270,33 +219,40 @@ template <int R> struct NearSums : RotatedTile<R> {
             if (R <= 32)
 #pragma unroll
                 for (int m = 1; m < LANES; m *= 2) doubts |= __shfl_xor_sync(FULL_WARP, doubts, m);
+            if (R <= 32)
 #pragma unroll
-            for (int q = 0; q < 4; ++q) unsure[q] = doubts >> q & 1u || !there(q) ? 0u : unsure[q] & UNSURE;
-            unsigned upper = unsure[0] | unsure[1] << 4, lower = unsure[2] | unsure[3] << 4;
+                for (int q = 0; q < 4; ++q) unsure[q] = doubts >> q & 1u || !there(q, left) ? 0u : unsure[q];
+            unsigned upper = joined_halves(unsure[0], unsure[1] << 4) & UNSURE * 17u;
+            unsigned lower = joined_halves(unsure[2], unsure[3] << 4) & UNSURE * 17u;
+            if (R > 32 && !(near[0].sure && there(0, left))) upper = 0u;
+            if (R > 32 && !(near[OWN - 1].sure && there(2, left))) lower = 0u;
             warp_meets();  // what follows is written after what was written above
 #pragma unroll 1
             for (unsigned lanes; (lanes = lanes_where((upper | lower) != 0)) != 0;) {
-                const int lead = (int)first_of(lanes);  // whose first byte is made anew
-                const unsigned bytes = upper ? upper : lower, bit = bytes ? first_of(bytes) & 28u : 0u;
+                const int lead = (int)last_of(lanes);  // whose last byte is made anew
+                const unsigned bytes = upper ? upper : lower, bit = last_of(bytes) & 28u;
                 const int q = (int)(bit >> 2 & 1u) + (upper ? 0 : 2);
                 const unsigned at = __shfl_sync(FULL_WARP, (unsigned)(row_of(q, g) + RUN * t) + bit / 8 * 2, lead);
                 int row = q, from = lead;  // and lane, which have its factor
                 if (R <= 32) row = __shfl_sync(FULL_WARP, q, lead), from = (lead & -LANES) + row % LANES;
                 const bool second = OWN > 1 && row >= 4 / OWN;
-                const float factor = __shfl_sync(FULL_WARP, second ? near[OWN - 1].factor : near[0].factor, from);
+                const unsigned scale = second ? near[OWN - 1].code : near[0].code;
+                const float about = second ? near[OWN - 1].factor : near[0].factor;
+                const float factor = __shfl_sync(FULL_WARP, by.exactly(scale, about), from);
                 const unsigned others = lane == lead ? ~(15u << bit) : ~0u;
                 if (upper) upper &= others;
                 else lower &= others;
                 const int column = (int)(at % R) + (lane & 1);
                 const float sum = sum_of_chains(raw, (int)(at / R * (R / 8)), column, c);
-                const unsigned code = e2m1_of_one(a_number(sum * (factor * 0x1p14f)));
+                const unsigned code = e2m1_of_one(a_number(sum * factor));
                 const unsigned both = code | __shfl_xor_sync(FULL_WARP, code, 1) << 4;
                 if (lane == 0) store_byte(to.out + (unsigned long long)now * (TILE / 2) + at / 2, both);
             }
             constexpr unsigned LEADS = R > 32 ? (BESIDE ? 0x55555555u : FULL_WARP) : LANES == 4 ? 0x11111111u : 0x55555555u;
             if (R > 32) doubts &= OWN == 1 ? 1u : 5u;
+            unsigned groups = lanes_where(doubts != 0) & LEADS;
 #pragma unroll 1
-            for (unsigned groups = lanes_where(doubts != 0) & LEADS; groups; groups &= groups - 1) {
+            for (; groups; groups &= groups - 1) {
                 const int lead = (int)first_of(groups), part = R > 32 ? RUN * (lead & 3) : (lead & 3) / LANES * GROUP;
 #pragma unroll 1
                 for (unsigned rows_of = __shfl_sync(FULL_WARP, doubts, lead); rows_of; rows_of &= rows_of - 1) {

@@ -19,6 +19,7 @@
 #ifdef __CUDACC__
 VT_FN unsigned lanes_where(bool yes) { return __ballot_sync(FULL_WARP, yes); }
 VT_FN unsigned first_of(unsigned bits) { return (unsigned)__ffs((int)bits) - 1u; }
+VT_FN unsigned last_of(unsigned bits) { return 31u - (unsigned)__clz((int)bits); }  // some number where there is none
 #else
 static inline unsigned lanes_where(bool yes) {
     unsigned lanes = (yes ? 1u : 0u) << (threadIdx.x & 31);
@@ -26,6 +27,7 @@ static inline unsigned lanes_where(bool yes) {
     return lanes;
 }
 static inline unsigned first_of(unsigned bits) { return (unsigned)__builtin_ctz(bits); }
+static inline unsigned last_of(unsigned bits) { return bits ? 31u - (unsigned)__builtin_clz(bits) : ~0u; }
 #endif
 
 // Sizes of two bfloat16, by the multiplier, since the adder has much to do.
@@ -35,6 +37,24 @@ VT_FN unsigned sizes_of(unsigned pair) {
     return pair;
 #else
     return pair & 0x7fff7fffu;
+#endif
+}
+
+// Of three sizes, or a NaN that a sum has made: by their bits, for which there is one instruction.
+VT_FN float largest_of_three(float a, float b, float c) {
+#ifdef __CUDACC__
+    return vt_float(max(max(vt_bits(a), vt_bits(b)), vt_bits(c)));
+#else
+    return larger_or_nan(larger_or_nan(a, b), c);
+#endif
+}
+
+// What the lane `far` lanes on has; of any lane where there is none.
+VT_FN float from_above(float x, int far) {
+#ifdef __CUDACC__
+    return __shfl_down_sync(FULL_WARP, x, far);
+#else
+    return __shfl_sync(FULL_WARP, x, ((int)threadIdx.x + far) & 31);
 #endif
 }
 
@@ -97,7 +117,7 @@ template <int R> struct RotatedTile {
             return total;
         }
     }
-    // The same of one column, a chain a lane: chain (lane / 2) % CHAINS of the column of lane % 2.
+    // The same of one column, a chain a lane: chain (lane / 2) % CHAINS of the column of lane % 2; for lanes 0 and 1.
     static VT_MEMBER float sum_of_chains(const uint4* tile, int vector, int column, float c) {
         const int lane = (int)threadIdx.x & 31, chain = (lane >> 1) % CHAINS, piece = kept_at(vector + 2 * chain);
         const uint4 low = tile[piece], high = tile[piece ^ 1];
@@ -117,17 +137,20 @@ template <int R> struct RotatedTile {
             const float own = parity_of((unsigned)(chain & column >> 4)) ? -sum : sum;
             sum = 0.0f;
 #pragma unroll
-            for (int b = 0; b < CHAINS; ++b) sum += __shfl_sync(FULL_WARP, own, (lane & 1) + 2 * b);
+            for (int b = 0; b < CHAINS; ++b) sum += from_above(own, 2 * b);
         }
         return sum;
     }
     // Sums y[q][2 j + e] of column 8 t + 2 j + e of row q; weighted sizes, where SIZES are asked for. a[2 n + i]: elements
     // 16 i ... 16 i + 15 of two rows, b[j]: columns 2 j and 2 j + 1 of each lane's eight.
     // tops: of vectors of 64 and more the largest sizes of rows 0 and 1 and of 2 and 3, or NaN: of a + b and a - b that is
-    // |a| + |b|. means: of a lane's sums of a vector, which is that of the rows that all of its sums have in one sign.
+    // |a| + |b|. Where no SIZES are, of a lane's sums of a vector: means, that of the rows that all of its sums have in one
+    // sign, of which `weight` is the matrix; squares of what sums and differences are taken of, whose own are PIECES times as
+    // many, so that what is made of them is waited for while the others are.
     template <bool SIZES>
     static VT_MEMBER void sums_of(float (&y)[4][8], float (&bound)[4], const unsigned (&a)[4][4], const unsigned (&b)[4][4],
-                                  const unsigned (&weight)[2][2], float (&tops)[2], float (&means)[2]) {
+                                  const unsigned (&weight)[2][2], float (&tops)[2], float (&means)[2],
+                                  float (&squares)[2]) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             const int q = n * STEP, r = q + NEXT;
@@ -136,9 +159,10 @@ template <int R> struct RotatedTile {
                 float sums[4] = {};
                 unsigned sizes[2][4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sizes[0][i] = sizes_of(a[2 * n][i]), sizes[1][i] = sizes_of(a[2 * n + 1][i]);
-                multiply<BF16>(sums, sizes[0], weight[n][0], weight[n][0]);
-                multiply<BF16>(sums, sizes[1], weight[n][1], weight[n][1]);
+                for (int i = 0; i < 8; ++i)  // pieces of two weights together: one would have to lie twice in registers
+                    sizes[i / 2 & 1][i / 4 * 2 + i % 2] = sizes_of(a[2 * n + i / 4][i % 4]);
+                multiply<BF16>(sums, sizes[0], weight[n][0], weight[n][1]);
+                multiply<BF16>(sums, sizes[1], weight[n][0], weight[n][1]);
                 bound[q] = sums[0], bound[r] = sums[2];
             }
 #pragma unroll
@@ -149,25 +173,38 @@ template <int R> struct RotatedTile {
                 y[q][2 * j] = c[0], y[q][2 * j + 1] = c[1], y[r][2 * j] = c[2], y[r][2 * j + 1] = c[3];
             }
         }
-        if (PIECES > 1 && !SIZES)
+        if (PIECES > 1 && !SIZES) {
+            float sums[4] = {};
+            multiply<BF16>(sums, a[0], weight[0][0], weight[0][1]);
+            multiply<BF16>(sums, a[1], weight[1][0], weight[1][1]);
 #pragma unroll
             for (int i = 0; i < 4; i += PIECES) {
-                float all = y[i][0];
+                means[i / 2] = sums[i];
+                float square[2];
 #pragma unroll
-                for (int j = 1; j < 8; ++j) all += y[i][j];
-                means[i / 2] = all * 0.125f;
+                for (int j = 0; j < 8 * PIECES; ++j) {
+                    const float one = y[i + j / 8][j % 8];
+                    square[j & 1] = j < 2 ? one * one : vt_fma(one, one, square[j & 1]);
+                }
+                squares[i / 2] = square[0] + square[1];
             }
+        }
 #pragma unroll
         for (int step = PIECES / 2; step >= 1; step /= 2)
 #pragma unroll
             for (int q = 0; q < 4; ++q) {
                 if (q & step) continue;
-                float most = 0.0f;  // in one chain: two take registers that NVFP4 by 128 lacks
+                float most = 0.0f;
 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    const float low = y[q][j], high = y[q + step][j], size = vt_abs(low) + vt_abs(high);
-                    y[q][j] = low + high, y[q + step][j] = low - high;
-                    most = j ? larger_or_nan(most, size) : size;
+                for (int j = 0; j < 8; j += 2) {
+                    float sizes[2];
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const float low = y[q][j + e], high = y[q + step][j + e];
+                        sizes[e] = vt_abs(low) + vt_abs(high);
+                        y[q][j + e] = low + high, y[q + step][j + e] = low - high;
+                    }
+                    most = largest_of_three(most, sizes[0], sizes[1]);
                 }
                 if (step == 1) tops[q / 2] = most;
             }

@@ -6,18 +6,20 @@
 // summed up its run takes its elements of the row before, and leaves its values in their place. So the next row lies there
 // the other way round, and all a thread waits for is that others have left their values, a row earlier.
 //
-// 1024 rows of bfloat16: 36.8 us, where a block whose threads met at each exchange took 40.4 and a copy takes 33.2. Without
-// the first rows ahead it is 38.6; without loads and stores 32: what is left of sums and exchanges still adds up, as warps
-// are at the same of them at the same time. How long the code is counts: the levels are one place of it for both, and with a
-// place for each it takes 45, with a few hundred moves more 44. Tiles that left one by one took 37.2, 132 blocks 37.1. No
-// better: blocks with a row less that begin later (37.3), first rows of all announced by the first blocks; warps that take
-// turns at sums (37.4), or at shared memory (41); stores by threads (42); copies by threads (42.9 with those); two
-// multiprocessors of a cluster with half a row each, two rows at once (58; 42 without the values that go to the other one, 57
-// without loads and stores).
+// 1024 rows of bfloat16: 37.0 to 37.5 us, where a block whose threads met at each exchange took 40.4 and a copy takes 33.2.
+// Without the first rows ahead it is 38.6; without loads and stores 32: what is left of sums and exchanges still adds up, as
+// warps are at the same of them at the same time. How long the code is counts: the levels are one place of it for both, and
+// with a place for each it takes 45, with a few hundred moves more 44. Tiles that left one by one took 37.2, 132 blocks
+// 37.1. No better: blocks with a row less that begin later (37.3), first rows of all announced by the first blocks; warps
+// that take turns at sums (37.4), or at shared memory (41); stores by threads (42); copies by threads (42.9 with those); two
+// multiprocessors of a cluster with half a row each, two rows at once (58; 42 without the values that go to the other one,
+// 57 without loads and stores); the row after the next announced (39 to 40); results made words before a wait (37.8); a
+// block's rows one after another (38.9).
 #pragma once
 #include "copy_engine.cuh"
 #include "early.cuh"
 #include "rotation.cuh"
+#include "soon.cuh"
 #include "wgmma_codes.cuh"
 
 struct alignas(64) WarpMaps { TensorMap of[8]; };  // each of 64 bytes of a run
@@ -34,10 +36,6 @@ VT_FN void tile_leaves(const void* from, const TensorMap& map, int y) {
 }
 // Until all but the last LEFT of this thread's tiles are read.
 template <int LEFT> VT_FN void tiles_have_left() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
-// The next kernel's first rows, before it may read them, are on their way into the second-level cache.
-VT_FN void row_ahead(const void* row, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(bytes) : "memory");
-}
 #endif
 #else
 #define VT_WARP_MAPS const WarpMaps
@@ -57,7 +55,6 @@ template <int LEFT> void tiles_have_left() {
         for (int r = 0; r < (int)all[0].map->high; ++r)
             std::memcpy((u8*)all[0].map->address + (all[0].y + r) * all[0].map->stride, all[0].from + r * 64, 64);
 }
-static inline void row_ahead(const void*, int) {}
 #endif
 
 #if VT_TILES
@@ -98,43 +95,42 @@ template <int KIND> struct LongTransform {
         }
     }
 
-    // Takes the row before by elements, leaves v in its place, and sums the first level up. Run r's value of this thread is
-    // at column[r & 3] + r * 128.
-    static VT_MEMBER void by_elements(float (&v)[128], unsigned char* const (&column)[4]) {
+    // Takes the row before by sixteens, leaves v in its place, and sums the first level up.
+    template <class TAKE, class LEAVE> static VT_MEMBER void exchanged(float (&v)[128], TAKE&& take, LEAVE&& leave) {
         float came[2][16];
-        auto take = [&](int part) {
-#pragma unroll
-            for (int k = 0; k < 16; ++k) came[part & 1][k] = *(const float*)(column[k & 3] + (part * 16 + k) * 128);
-        };
-        take(0);
+        take(came[0], 0);
 #pragma unroll
         for (int part = 0; part < 8; ++part) {
             float* now = v + part * 16;
-            if (part < 7) take(part + 1);
-#pragma unroll
-            for (int k = 0; k < 16; ++k) *(float*)(column[k & 3] + (part * 16 + k) * 128) = now[turned(k)];
+            if (part < 7) take(came[part + 1 & 1], part + 1);
+            leave(now, part);
             first_level(now, came[part & 1]);
         }
     }
-    // The same of a row that lies there by runs: values g, g + 4, g + 8 and g + 12 of each sixteen are a vector.
+    // A row that lies there by elements: run r's value of this thread is at column[r & 3] + r * 128.
+    static VT_MEMBER void by_elements(float (&v)[128], unsigned char* const (&column)[4]) {
+        auto at = [&](int part, int k) { return (float*)(column[k & 3] + (part * 16 + k) * 128); };
+        exchanged(v, [&](float* came, int part) {
+#pragma unroll
+            for (int k = 0; k < 16; ++k) came[k] = *at(part, k);
+        }, [&](const float* now, int part) {
+#pragma unroll
+            for (int k = 0; k < 16; ++k) *at(part, k) = now[turned(k)];
+        });
+    }
+    // One that lies there by runs: values g, g + 4, g + 8 and g + 12 of each sixteen are a vector.
     static VT_MEMBER void by_runs(float (&v)[128], unsigned char* const (&mine)[4]) {
-        float came[2][16];
-        auto take = [&](int part) {
+        auto at = [&](int part, int g) { return (uint4*)(mine[g] + part * 16384); };
+        exchanged(v, [&](float* came, int part) {
 #pragma unroll
-            for (int g = 0; g < 4; ++g) four_floats(came[part & 1], turned(g), *(const uint4*)(mine[g] + part * 16384));
-        };
-        take(0);
-#pragma unroll
-        for (int part = 0; part < 8; ++part) {
-            float* now = v + part * 16;
-            if (part < 7) take(part + 1);
+            for (int g = 0; g < 4; ++g) four_floats(came, turned(g), *at(part, g));
+        }, [&](const float* now, int part) {
 #pragma unroll
             for (int g = 0; g < 4; ++g) {
                 const float four[4] = {now[g], now[g + 4], now[g + 8], now[g + 12]};
-                *(uint4*)(mine[g] + part * 16384) = four_bits(four, 0);
+                *at(part, g) = four_bits(four, 0);
             }
-            first_level(now, came[part & 1]);
-        }
+        });
     }
 
     static VT_MEMBER void run(i64 rows, i64 blocks, const unsigned char* x, float factor, const TensorMap& comes,
@@ -164,7 +160,7 @@ template <int KIND> struct LongTransform {
         barriers_ready();
         __syncthreads();
         i64 row = blockIdx.x;
-        if (threadIdx.x == 0) row_ahead(x + row * ROW, ROW);
+        if (threadIdx.x == 0) read_soon(x + row * ROW, ROW);
         after_others();
         others_may_start();
         const int own = ((int)rows - 1 - (int)row) / (int)blocks + 1;  // rows
