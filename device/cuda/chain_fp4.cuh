@@ -94,7 +94,7 @@ struct BlockScales {
     float global, back;  // the global scale, and its reciprocal or 0
 
     VT_MEMBER unsigned code(unsigned top) const {
-        return e4m3_code(global * (vt_float((int)top) * vt_float(0x3e2aaaab)));  // float32(1 / 6)
+        return e4m3_pair(global * (vt_float((int)top) * vt_float(0x3e2aaaab)), 0.0f);  // float32(1 / 6)
     }
     VT_MEMBER float quick(unsigned code) const {
         const float scale = normal_e4m3(code);

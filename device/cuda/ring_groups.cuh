@@ -43,7 +43,7 @@ VT_FN void ring_groups(i64 rows, i64 width_, int grid, int lanes, const void* x,
     const int width = (int)width_, lane = threadIdx.x & 31;
     const RowRing<T, B> ring(memory, width);
     const RowOrder order((int)rows, grid, ring.team, ring.teams);
-    each_row(ring, order, x, x_stride, weight, [] {}, root, [&](int row, int, int slot, float number) {
+    each_row(ring, order, x, x_stride, weight, [] {}, root, [&](int row, int, int slot, float number, auto&&) {
         uint4 y[B][2];
         ring_normed(y, ring, slot, number, normed);
         const RingScales<B> found(y, lanes);

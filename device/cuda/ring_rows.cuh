@@ -12,9 +12,13 @@
 //    the weights are sent for while the kernel before ends: 28.1; by one warp, which makes one after the other of all, that
 //    took 1800 cycles of a start.
 // 3. Teams as wide as their rows: of 2048 one warp takes 88 % of a copy's bandwidth, two 76; of 8192 four take 89, two 81.
+// 4. 8192 x 2048 into NVFP4 among tiles, four turns of 2.1 us: 12.0; 11.45 with values that stay in registers. Half of the
+//    teams send for their first rows once the weights are there: 11.15; of 2880, so, 16.95 instead of 16.8. No gain: two rows
+//    sent for at the start (12.5), the next one before a row's squares (+ 0.4), 24 teams (12.5), two blocks of half the teams.
 #pragma once
 #include "early.cuh"
 #include "mma.cuh"
+#include "soon.cuh"
 #include "tree.cuh"
 
 typedef unsigned long long u64;
@@ -45,10 +49,6 @@ VT_FN void row_comes(void* to, const void* from, int bytes, u64* barrier) {
                  "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(ring_address(to)), "l"(from), "r"(bytes), "r"(ring_address(barrier)) : "memory");
 }
-// Into the second-level cache, where others' stores come as well: it shows nothing, and needs to wait for nobody.
-VT_FN void row_will_come(const void* from, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 VT_FN void row_is_there(u64* barrier, unsigned parity) {
     asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
                  "@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(ring_address(barrier)), "r"(parity) : "memory");
@@ -56,7 +56,6 @@ VT_FN void row_is_there(u64* barrier, unsigned parity) {
 #else
 VT_FN void row_is_none(u64*) {}
 VT_FN void row_comes(void*, const void*, int, u64*) {}
-VT_FN void row_will_come(const void*, int) {}
 VT_FN void row_is_there(u64*, unsigned) {}
 #endif
 #else
@@ -76,7 +75,6 @@ static inline void row_comes(void* to, const void* from, int bytes, u64* barrier
     ++emulation::progress;
     row.to = to, row.from = from, row.bytes = bytes;
 }
-static inline void row_will_come(const void*, int) {}
 static inline void row_is_there(u64* barrier, unsigned parity) {
     auto& row = emulation::on_their_way[*barrier];
     while (row.phase == parity && row.to == nullptr) emulation::change(emulation::running->context, emulation::scheduler);
@@ -93,22 +91,37 @@ struct RowOrder {
     VT_MEMBER RowOrder(int rows, int grid, int team, int teams)
         : own(blockIdx.x + grid * team), step(grid * teams), turns(own < rows ? (rows - own - 1) / step + 1 : 0) {}
     VT_MEMBER int row(int turn) const { return own + turn * step; }
+    VT_MEMBER int after(int row, int) const { return row + step; }
 };
+
+// Of a number that a thread has room for: compilers would rather make it once more wherever it is asked for.
+#ifdef __CUDACC__
+VT_FN void stays(int& x) { asm volatile("" : "+r"(x)); }
+VT_FN void stays(float& x) { asm volatile("" : "+f"(x)); }
+#else
+template <class X> static inline void stays(X&) {}
+#endif
 
 // T threads, B blocks of 16 of a row each, every T-th; all but the last are inside. A thread's two vectors of a block are held
 // in the order that lanes read them in without meeting in a bank, the second one first where `flipped`. Of neighbouring teams
 // of four warps the last span is other warps'.
-template <int T, int B> struct RowRing {
+template <int T, int B, int KEPT = 0> struct RowRing {
     static constexpr int ROW = B * T * 32, BYTES = B * T * 64;  // of a row, and of the weights, in shared memory
     int team, teams, thread, blocks;
     bool flipped;
     const uint4* weights;
-    unsigned char *rows, *end;
+    unsigned char *memory, *rows, *end;
+    int first;  // where a thread's first vector of its team's first row lies in memory
+
+    struct Kept { float of[KEPT > 0 ? KEPT : 1][2][8]; };  // a row's first KEPT blocks, as `squares` reads them
 
     VT_MEMBER RowRing(unsigned char* memory, int width)
         : team(threadIdx.x / T), teams(blockDim.x / T), thread(threadIdx.x % T ^ (T == 128 ? team % 2 * 64 : 0)),
-          blocks(width >> 4), flipped(threadIdx.x & 4), weights((const uint4*)memory + thread),
-          rows(memory + BYTES + team * (AHEAD * ROW)), end(memory + BYTES + teams * (AHEAD * ROW)) {}
+          blocks(width >> 4), flipped(threadIdx.x & 4), weights((const uint4*)memory + thread), memory(memory),
+          rows(memory + BYTES + team * (AHEAD * ROW)), end(memory + BYTES + teams * (AHEAD * ROW)),
+          first(BYTES + team * (AHEAD * ROW) + thread * 32 + (flipped ? 16 : 0)) {
+        stays(first);
+    }
     // By all threads of a block. meanwhile(): while a thread's first weights come.
     template <class M> VT_MEMBER void widen_weights(const void* weight, M&& meanwhile) const {
         uint4* const memory = (uint4*)weights - thread;
@@ -147,7 +160,7 @@ template <int T, int B> struct RowRing {
     }
     // A row that the team will send for.
     VT_MEMBER void announce(const void* x, i64 from) const {
-        if (thread == T - 1) row_will_come((const char*)x + from * 2, blocks * 32);
+        if (thread == T - 1) read_soon((const char*)x + from * 2, blocks * 32);
     }
     VT_MEMBER void await(u64* barrier, unsigned parity) const {
         if (WHOLE_ROWS) return row_is_there(barrier, parity);
@@ -157,7 +170,7 @@ template <int T, int B> struct RowRing {
     // The vector of block i that is read first, or (h) second, and its weights; zeros outside.
     VT_MEMBER void values(float (&v)[8], int slot, int i, int h) const {
         Raw<8> raw = {};
-        if (inside(i)) raw.a = *(const uint4*)(rows + slot * ROW + i * (T * 32) + thread * 32 + (flipped != (h == 1) ? 16 : 0));
+        if (inside(i)) raw.a = *(const uint4*)(memory + ((h == 1 ? first ^ 16 : first) + slot * ROW + i * (T * 32)));
         widen(v, raw, BF16);
     }
     VT_MEMBER void weights_of(float (&w)[8], int i, int h) const {
@@ -166,7 +179,7 @@ template <int T, int B> struct RowRing {
     // The sum of a row's squares in the tree's order: of the tree's 256 partials a thread has 2 t and 2 t + 1, those 2 T further
     // on, and so on. Their squares are exact unless they are tiny, and then they change no sum that is not (alone_rows.cuh).
     // meanwhile(): as soon as the team has come here.
-    template <class M> VT_MEMBER float squares(int slot, uint4 (&sums)[2], M&& meanwhile) const {
+    template <class M> VT_MEMBER float squares(int slot, Kept& kept, uint4 (&sums)[2], M&& meanwhile) const {
         constexpr int PARTS = 128 / T;
         float p[PARTS][2] = {}, v[8];
         float least = 1.0f;
@@ -175,6 +188,8 @@ template <int T, int B> struct RowRing {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 values(v, slot, i, h);
+#pragma unroll
+                for (int j = 0; i < KEPT && j < 8; ++j) kept.of[i < KEPT ? i : 0][h][j] = v[j];
                 if (i < PARTS && inside(i)) least = fminf(least, vt_abs(v[0]));
 #pragma unroll
                 for (int j = 0; j < 8; ++j) p[i % PARTS][h] = vt_fma(v[j], v[j], p[i % PARTS][h]);
@@ -236,38 +251,43 @@ template <int T, int B> struct RowRing {
     }
 };
 
-// work(row, turn, slot, number) for each row: where it lies, and root(sum of its squares). meanwhile(): what else a block
-// does, and reads, while the first rows come. Kernels that stand on it are early ones.
-template <int T, int B, class O, class M, class R, class W>
-VT_FN void each_row(const RowRing<T, B>& ring, const O& order, const void* x, i64 x_stride, const void* weight,
+// work(row, turn, slot, number, values kept) for each row: where it lies, and root(sum of its squares). meanwhile(): what else
+// a block does, and reads, while the first rows come. Kernels that stand on it are early ones.
+template <int T, int B, int KEPT, class O, class M, class R, class W>
+VT_FN void each_row(const RowRing<T, B, KEPT>& ring, const O& order, const void* x, i64 x_stride, const void* weight,
                     M&& meanwhile, R&& root, W&& work) {
     __shared__ uint4 sums[MOST_TEAMS][AHEAD][2];
     __shared__ u64 barriers[MOST_TEAMS][AHEAD];
     others_may_start();
     if (order.turns) ring.announce(x, order.row(0) * x_stride);
-    if (threadIdx.x == 0) row_will_come(weight, ring.blocks * 32);
+    if (threadIdx.x == 0) read_soon(weight, ring.blocks * 32);
     if (ring.thread == T - 1)
 #pragma unroll
         for (int slot = 0; slot < AHEAD; ++slot) {
             barriers[ring.team][slot] = ring.team * AHEAD + slot;
             row_is_none(&barriers[ring.team][slot]);
         }
-    __syncthreads();
     after_others();
-    int row = order.row(0);
-    auto send = [&](int turn, int row) {
-        const int slot = turn & 1;
-        if (turn < order.turns) ring.send(slot, x, row * x_stride, &barriers[ring.team][slot]);
+    auto send = [&](int turn, int slot, int row) {
+        if (turn < order.turns) ring.send(slot, x, (i64)(unsigned)row * x_stride, &barriers[ring.team][slot]);
     };
-    send(0, row);
+    int row = order.row(0), slot = 0, parity = 0;
+    const bool late = T == 32 && B <= 4 && 2 * ring.team >= ring.teams && ring.teams > 1;
+    if (!late) send(0, 0, row);
     ring.widen_weights(weight, meanwhile);
     __syncthreads();
+    if (late) send(0, 0, row);
 #pragma unroll 1
     for (int turn = 0; turn < order.turns; ++turn) {
-        const int slot = turn & 1, next = order.row(turn + 1);
-        ring.await(&barriers[ring.team][slot], turn >> 1 & 1);
-        const float sum = ring.squares(slot, sums[ring.team][slot], [&] { send(turn + 1, next); });
-        work(row, turn, slot, root(sum));
+        const int next = order.after(row, turn);
+        ring.await(&barriers[ring.team][slot], parity);
+        typename RowRing<T, B, KEPT>::Kept kept;
+        const float sum = ring.squares(slot, kept, sums[ring.team][slot], [&] { send(turn + 1, slot ^ 1, next); });
+#pragma unroll
+        for (int n = 0; n < KEPT * 16; ++n) stays(kept.of[n >> 4][n >> 3 & 1][n & 7]);
+        work(row, turn, slot, root(sum), kept);
         row = next;
+        parity ^= slot;
+        slot ^= 1;
     }
 }

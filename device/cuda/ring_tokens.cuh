@@ -89,7 +89,7 @@ VT_FN void ring_tokens(i64 rows, i64 width_, i64 grid, const void* x, i64 x_stri
     const int width = (int)width_;
     const RowRing<T, B> ring(memory, width);
     const RowOrder order((int)rows, (int)grid, ring.team, ring.teams);
-    each_row(ring, order, x, x_stride, weight, [] {}, root, [&](int row, int, int slot, float number) {
+    each_row(ring, order, x, x_stride, weight, [] {}, root, [&](int row, int, int slot, float number, auto&&) {
         uint4 y[B][2];
         ring_normed(y, ring, slot, number, normed);
         const float scale = scale_of(ring_largest(y, ring, tops[ring.team][slot]));
