@@ -160,6 +160,7 @@ def test_a_captured_graph_computes_again_on_new_inputs(device):
     inputs = [draw((64, 128), "bfloat16", seed) for seed in range(4)]
     x, weight = device.send(inputs[0]), device.send(draw((128,), "bfloat16", 9))
     normed, out = cupy.empty_like(x), cupy.empty((64, 64), x.dtype)
+    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def step():

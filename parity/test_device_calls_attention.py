@@ -134,6 +134,7 @@ def test_a_captured_decode_step_follows_its_metadata(device):
     call = paged([request(1, 700, 8, 2, 64, "bfloat16"), request(1, 130, 8, 2, 64, "bfloat16", 5)], 16)
     arrays = sent(device, call)
     out = cupy.empty_like(arrays["q"]), cupy.empty((8, 2), np.float32)
+    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         device.call("paged_attention", arrays | OPTIONS | {"out": out})

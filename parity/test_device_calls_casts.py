@@ -222,6 +222,7 @@ def test_a_captured_graph_follows_new_tokens(device):
     ids = [np.random.default_rng(seed).integers(0, 6, (2200, 4)).astype(I32) for seed in range(3)]
     moved = sent(device, scatter(2200, 4, 6, 8, 8848, ids[0]))
     outs = ops.ep_scatter(**moved)
+    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         ops.ep_scatter(**moved, out=outs)

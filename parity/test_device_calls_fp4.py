@@ -107,6 +107,7 @@ def test_a_captured_graph_quantises_new_inputs(device):
         "silu_and_mul_fp4_quant": {"x": x, "input_global_scale": g},
     }
     outs = {op: getattr(ops, op)(**arguments) for op, arguments in calls.items()}
+    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def step():

@@ -208,6 +208,7 @@ def test_a_captured_product_reads_what_is_there_later(device):
     b = weights("Q4_K", 40, 1024)
     call = {"a": device.send(inputs[0]), "b": device.send(b), "quant_type": "Q4_K"}
     out = device.call("matmul_bt_quant", dict(call))
+    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         device.call("matmul_bt_quant", call | {"out": out})

@@ -251,6 +251,7 @@ def test_a_captured_graph_rotates_at_new_positions(device):
     rows, pages, outs = device.send(cache), device.send(np.zeros((2, 8, 16, 2, 128), q.dtype)), [
         tuple(cupy.empty_like(sent[name]) for name in ("q", "k")) for _ in range(2)
     ]  # fmt: skip
+    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def step():

@@ -135,6 +135,7 @@ def test_a_captured_step_samples_again_from_new_logits(device):
     k, p, seeds = np.array([50, 0, 3], I32), F32([0.9, 0.8, 1.0]), np.array([1, 2, 3])
     logits, kept, probs = (device.send(rows[0]) for _ in range(3))
     ids, sent = device.send(seeds), [device.send(value) for value in (k, p, seeds)]
+    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
 
     def step():
