@@ -81,14 +81,15 @@ def test_ml_dtypes_agrees_where_the_input_is_float32(dtype):
     np.testing.assert_array_equal(round_to(x.astype(np.float64), dtype).view(unsigned), want.view(unsigned))
 
 
-def test_float64_is_rounded_once_where_ml_dtypes_rounds_twice():
+def test_float64_is_rounded_once_where_a_cast_through_float32_rounds_twice():
     x = np.float64(1 + 2**-8 + 2**-40)
     assert float(round_to(x, BF16)) == 1.0078125
-    assert float(x.astype(ml_dtypes.bfloat16)) == 1.0
+    assert float(x.astype(np.float32).astype(ml_dtypes.bfloat16)) == 1.0
     low, _, a, b = pairs(BF16)
     beside = (a + b) / 2 * (1 + np.where(low % 2 == 0, 2.0**-40, -(2.0**-40)))
     with np.errstate(all="ignore"):
-        wrong = beside.astype(ml_dtypes.bfloat16).view(np.uint16) != round_to(beside, BF16).view(np.uint16)
+        twice = beside.astype(np.float32).astype(ml_dtypes.bfloat16)
+    wrong = twice.view(np.uint16) != round_to(beside, BF16).view(np.uint16)
     normal = a >= 2.0**-126
     assert wrong[normal].all()
 
@@ -173,8 +174,8 @@ def test_ml_dtypes_agrees_on_e8m0():
         want = x.astype(ml_dtypes.float8_e8m0fnu)
     got, want = round_to(x, E8M0).view(np.uint8), want.view(np.uint8)
     np.testing.assert_array_equal(got[x >= 2.0**-126], want[x >= 2.0**-126])
-    between = (x > 2.0**-127) & (x < 1.5 * 2.0**-127)  # nearer to the lowest code; ml_dtypes takes the next
-    assert between.any() and (got[between] == 0).all() and (want[between] == 1).all()
+    between = (x > 2.0**-127) & (x < 1.5 * 2.0**-127)  # nearer to the lowest code; ml_dtypes before 0.7 takes the next
+    assert between.any() and (got[between] == 0).all() and (want[between] <= 1).all()
 
 
 def test_shapes_scalars_and_refusals():

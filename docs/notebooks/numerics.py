@@ -27,7 +27,8 @@ rng = np.random.default_rng(0)
 # %%
 offset = np.arange(-40, 41) * 2.0**-28
 x = 1 + 2.0**-8 + offset
-twice, once = x.astype(ml_dtypes.bfloat16).astype(float), round_to(x, ml_dtypes.bfloat16).astype(float)
+twice = x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(float)
+once = round_to(x, ml_dtypes.bfloat16).astype(float)
 wrong = twice != once
 assert wrong.any() and (offset[wrong] > 0).all()
 plt.figure(figsize=(7, 3))

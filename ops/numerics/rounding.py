@@ -1,8 +1,8 @@
 """`round_to`: float64 (or float32) values rounded once, to nearest even, to a storage dtype.
 
-NumPy's own float64 -> float32 and float64 -> float16 casts round once. `ml_dtypes` casts float64 to the narrower
-formats through float32 and so rounds twice: `1 + 2**-8 + 2**-40` becomes bfloat16 1.0 there, 1.0078125 here. The
-cure is small: a second rounding can only go wrong where the float32 in the middle lands *exactly* on a midpoint of
+NumPy's own float64 -> float32 and float64 -> float16 casts round once. `ml_dtypes` before 0.7 casts float64 to the
+narrower formats through float32 and so rounds twice: `1 + 2**-8 + 2**-40` becomes bfloat16 1.0 there, 1.0078125 here.
+The cure is small: a second rounding can only go wrong where the float32 in the middle lands *exactly* on a midpoint of
 the target although the float64 did not. Those few values are moved one float32 step back towards the float64.
 """
 
