@@ -19,6 +19,7 @@ from .compare import assert_bytes
 from .device_run import Emulated
 from .emulation import EmulatedRuntime
 from .scalar import draw
+from .side_streams import side_stream
 
 
 @pytest.fixture
@@ -160,8 +161,7 @@ def test_a_captured_graph_computes_again_on_new_inputs(device):
     inputs = [draw((64, 128), "bfloat16", seed) for seed in range(4)]
     x, weight = device.send(inputs[0]), device.send(draw((128,), "bfloat16", 9))
     normed, out = cupy.empty_like(x), cupy.empty((64, 64), x.dtype)
-    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = side_stream(cupy)
 
     def step():
         device.call("rms_norm", {"x": x, "weight": weight, "out": normed})

@@ -13,6 +13,7 @@ from .attention_loops import LAYOUTS, paged, request
 from .compare import assert_bytes
 from .device_run import Emulated
 from .scalar import draw
+from .side_streams import side_stream
 
 OPTIONS = {"scale": 0.2, "return_lse": True}
 
@@ -134,8 +135,7 @@ def test_a_captured_decode_step_follows_its_metadata(device):
     call = paged([request(1, 700, 8, 2, 64, "bfloat16"), request(1, 130, 8, 2, 64, "bfloat16", 5)], 16)
     arrays = sent(device, call)
     out = cupy.empty_like(arrays["q"]), cupy.empty((8, 2), np.float32)
-    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = side_stream(cupy)
     with stream:
         device.call("paged_attention", arrays | OPTIONS | {"out": out})
         stream.synchronize()

@@ -15,6 +15,7 @@ from vtlab.ops.numerics.transcendental import silu
 from .compare import assert_bytes
 from .device_run import Emulated, tupled
 from .scalar import draw
+from .side_streams import side_stream
 from .test_device_calls_w4a8 import older
 
 F32, U8, I32 = np.float32, np.uint8, np.int32
@@ -222,8 +223,7 @@ def test_a_captured_graph_follows_new_tokens(device):
     ids = [np.random.default_rng(seed).integers(0, 6, (2200, 4)).astype(I32) for seed in range(3)]
     moved = sent(device, scatter(2200, 4, 6, 8, 8848, ids[0]))
     outs = ops.ep_scatter(**moved)
-    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = side_stream(cupy)
     with stream:
         ops.ep_scatter(**moved, out=outs)
         stream.synchronize()

@@ -14,6 +14,7 @@ from vtlab.ops.errors import ContractError
 from .compare import assert_bytes
 from .device_run import Emulated, tupled
 from .scalar import draw
+from .side_streams import side_stream
 
 F32 = np.float32
 G = F32([448 * 6 / 4.1])
@@ -107,8 +108,7 @@ def test_a_captured_graph_quantises_new_inputs(device):
         "silu_and_mul_fp4_quant": {"x": x, "input_global_scale": g},
     }
     outs = {op: getattr(ops, op)(**arguments) for op, arguments in calls.items()}
-    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = side_stream(cupy)
 
     def step():
         for op, arguments in calls.items():

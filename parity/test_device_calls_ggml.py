@@ -14,6 +14,7 @@ from vtlab.oracle.ggml import random_blocks
 from .compare import assert_bytes
 from .device_run import Cuda
 from .scalar import draw
+from .side_streams import side_stream
 from .test_device_calls_w4a8 import older
 
 QUANTISERS = {"quantize_row_q8_0": 34, "quantize_row_q8_1": 36, "quantize_row_q8_k": 292}
@@ -208,8 +209,7 @@ def test_a_captured_product_reads_what_is_there_later(device):
     b = weights("Q4_K", 40, 1024)
     call = {"a": device.send(inputs[0]), "b": device.send(b), "quant_type": "Q4_K"}
     out = device.call("matmul_bt_quant", dict(call))
-    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = side_stream(cupy)
     with stream:
         device.call("matmul_bt_quant", call | {"out": out})
         stream.synchronize()

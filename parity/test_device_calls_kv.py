@@ -14,6 +14,7 @@ from .compare import assert_bytes
 from .device_doors import assert_refused, past_the_door
 from .device_run import Emulated
 from .emulation import compiler
+from .side_streams import side_stream
 from .test_kv_cache import bits, slots
 
 ALLOCATED = {
@@ -234,8 +235,7 @@ def test_in_a_capture_what_lies_is_left_out(device, module, op, made, lie, inste
         finally:
             device.runtime.in_capture = False
     else:
-        device.cupy.cuda.Device().synchronize()
-        stream = device.cupy.cuda.Stream(non_blocking=True)
+        stream = side_stream(device.cupy)
         with stream:
             device.call(op, {name: device.send(value) for name, value in made().items()})
             stream.synchronize()

@@ -18,6 +18,7 @@ from .device_doors import assert_refused, past_the_door
 from .device_run import Emulated, assert_equal, mirror_of
 from .emulation import compiler
 from .scalar import draw
+from .side_streams import side_stream
 from .test_device_calls_kv import ALLOCATED, paged
 from .test_kv_cache import slots
 from .test_kv_quant_fp4 import allocated
@@ -253,8 +254,7 @@ def test_in_a_capture_what_lies_is_left_out(device, module, op, made, lie, inste
         finally:
             device.runtime.in_capture = False
     else:
-        device.cupy.cuda.Device().synchronize()
-        stream = device.cupy.cuda.Stream(non_blocking=True)
+        stream = side_stream(device.cupy)
         with stream:
             device.call(op, {name: device.send(value) for name, value in made(op).items()})
             stream.synchronize()

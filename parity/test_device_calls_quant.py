@@ -17,6 +17,7 @@ from vtlab.ops.numerics import fma_f32
 from .compare import assert_bytes
 from .device_run import Emulated, tupled
 from .scalar import draw
+from .side_streams import side_stream
 from .test_quant_fp8 import near_ties
 
 F32 = np.float32
@@ -238,8 +239,7 @@ def test_a_captured_graph_quantises_new_inputs(device):
         "rms_norm_gated_quant_fp8": {"x": x, "gate": x, "weight": w, "scale": scale},
     }  # fmt: skip
     outs = {op: device.call(op, dict(arguments)) for op, arguments in calls.items()}
-    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = side_stream(cupy)
 
     def step():
         for op, arguments in calls.items():

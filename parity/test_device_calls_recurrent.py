@@ -12,6 +12,7 @@ from .compare import assert_bytes
 from .device_doors import assert_refused, past_the_door
 from .device_run import Emulated, tupled
 from .scalar import draw
+from .side_streams import side_stream
 
 
 def assert_call(device, op, host, views=lambda arguments: arguments):
@@ -301,8 +302,7 @@ def test_in_a_capture_a_slot_that_does_not_exist_is_null(device, module, op, mad
             device.runtime.in_capture = False
     else:
         lib = device.cupy
-        lib.cuda.Device().synchronize()
-        stream = lib.cuda.Stream(non_blocking=True)
+        stream = side_stream(lib)
         with stream:
             out = device.call(op, {name: device.send(value) for name, value in want.items()})
             stream.synchronize()

@@ -16,6 +16,7 @@ from .emulated_arrays import RecordingRuntime
 from .emulation import EmulatedRuntime, compiler
 from .rope_loops import table
 from .scalar import draw
+from .side_streams import side_stream
 
 
 def past_the_door(device, function, **arguments):
@@ -251,8 +252,7 @@ def test_a_captured_graph_rotates_at_new_positions(device):
     rows, pages, outs = device.send(cache), device.send(np.zeros((2, 8, 16, 2, 128), q.dtype)), [
         tuple(cupy.empty_like(sent[name]) for name in ("q", "k")) for _ in range(2)
     ]  # fmt: skip
-    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = side_stream(cupy)
 
     def step():
         device.call("rope_neox", {"q": sent["q"], "k": sent["k"], "positions": where, "base": 1e6, "rotary_dim": 128,

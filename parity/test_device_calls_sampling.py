@@ -15,6 +15,7 @@ from .compare import assert_bytes
 from .device_run import Emulated, assert_equal, tupled
 from .emulation import compiler
 from .scalar import draw
+from .side_streams import side_stream
 
 F32, I32 = np.float32, np.int32
 TIERS = {"gather_logprobs": sampling, "gumbel_sample": draws}
@@ -135,8 +136,7 @@ def test_a_captured_step_samples_again_from_new_logits(device):
     k, p, seeds = np.array([50, 0, 3], I32), F32([0.9, 0.8, 1.0]), np.array([1, 2, 3])
     logits, kept, probs = (device.send(rows[0]) for _ in range(3))
     ids, sent = device.send(seeds), [device.send(value) for value in (k, p, seeds)]
-    cupy.cuda.Device().synchronize()  # what was sent, and its first call, are on another stream
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream = side_stream(cupy)
 
     def step():
         device.call("apply_top_k_top_p", {"logits": logits, "k": sent[0], "p": sent[1], "out": kept})

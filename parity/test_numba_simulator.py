@@ -24,6 +24,7 @@ from vtlab.ops.table import table
 from .compare import ParityError, assert_bytes
 from .device_cases import DeviceCase, cases, provider_names
 from .device_run import Cuda, Emulated, check_case
+from .side_streams import side_stream
 from .test_device_calls_kv import ALLOCATED, LIES, paged
 from .test_kv_cache import bits, slots
 
@@ -154,8 +155,7 @@ def test_in_a_capture_what_lies_is_left_out(device, op, made, lie, instead, argu
     fresh = lambda arguments: {name: device.send(value) for name, value in arguments.items()}
     sent, want = fresh(made() | lie), made() | instead
     if isinstance(device, Cuda):
-        device.cupy.cuda.Device().synchronize()
-        stream = device.cupy.cuda.Stream(non_blocking=True)
+        stream = side_stream(device.cupy)
         with stream:
             device.call(op, fresh(made()))
             stream.synchronize()
