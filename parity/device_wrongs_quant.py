@@ -61,7 +61,7 @@ WRONGS: dict[str, dict[str, tuple[str, str]]] = {
         "what is read again goes unseen": ("        see_step(step);\n        send(", "        send("),
         "what shared memory keeps goes unseen": ("step < steps; ++step) see_step(step);", "step < steps; ++step) {}"),
         "what registers keep goes unseen": ("see(kept[i]);", ";"),
-        "a place taken twice": ("(step % STAGES * DEPTH + d)", "(step % (STAGES - 1) * DEPTH + d)"),
+        "a place taken twice": ("(step % STAGES * STEP + d)", "(step % (STAGES - 1) * STEP + d)"),
         "the first step read again": ("send(again + n, again - 1 - n)", "send(again + n, again - n)"),
         "kept steps from the first on": ("n < STAGES ? again + n : steps - 1 - n", "n < STAGES ? n : steps - 1 - n"),
         "what waits in registers is the first's": (

@@ -1,6 +1,6 @@
-// A tensor of 16-bit elements under one scale, read from memory once: each block keeps what it can of its share, in registers and
-// shared memory, until the largest elements of all shares are known. What it cannot keep it reads again, the latest first,
-// out of the second-level cache as far as that holds it.
+// A tensor of 16-bit elements under one scale, read from memory once: each block keeps what it can of its share, in
+// registers and shared memory, until the largest elements of all shares are known. What it cannot keep it reads again, the
+// latest first, out of the second-level cache as far as that holds it.
 //
 // The ladder, 8192 x 5120, whose bytes, each read once, take 30 us:
 // 1. A launch for the maxima and one for the codes: 58 us.
@@ -16,12 +16,12 @@
 #include "fp8_scales.cuh"
 #include "mma.cuh"
 
-#define TEAM 512     // threads, device/quant_fp8.py
-#define FEW 4        // vectors of a small tensor's share that a thread has, all in registers
-#define MANY 18      // and of another's, the last ones
-#define DEPTH 2      // of a step
-#define STAGES 14    // steps in shared memory, those before
-#define PATIENCE 64  // looks at a share's maximum before another block takes the share
+#define TEAM 512         // threads, device/quant_fp8.py
+#define FEW 4            // vectors of a small tensor's share that a thread has, all in registers
+#define MANY 18          // and of another's, the last ones
+#define STEP 2           // of a step
+#define STAGES 14        // steps in shared memory, those before
+#define PATIENCE 64      // looks at a share's maximum before another block takes the share
 #define MOST_SHARES 132  // device/launch.py: MULTIPROCESSORS
 #define IS_THERE 0x80000000u
 
@@ -104,7 +104,7 @@ VT_FN void kept_tensor(i64 count, int turns, int shares, const uint4* x, unsigne
     unsigned *begun = meeting, *largest = meeting + shares, *gone = meeting + 2 * shares;
     const bool keep_nan = rule == VLLM_NATIVE;
     const int own = blockIdx.x, thread = threadIdx.x;
-    const int steps = STAGED && turns > KEPT ? (turns - KEPT + DEPTH - 1) / DEPTH : 0, before = steps * DEPTH;
+    const int steps = STAGED && turns > KEPT ? (turns - KEPT + STEP - 1) / STEP : 0, before = steps * STEP;
     const int again = steps > STAGES ? steps - STAGES : 0;  // steps that are read again
     unsigned was_begun = 0;  // looked at late, since the answer takes its time
     if (thread == 0 && shares > 1) was_begun = exchanged(begun + own, 1u);
@@ -116,12 +116,12 @@ VT_FN void kept_tensor(i64 count, int turns, int shares, const uint4* x, unsigne
         widen(v, {raw, {}}, KIND);
         top = larger(top, KIND == BF16 ? largest_of_bf16({raw, {}}, keep_nan) : largest_of(v, keep_nan));
     };
-    auto place = [&](int step, int d) { return (uint4*)memory + (step % STAGES * DEPTH + d) * TEAM + thread; };
+    auto place = [&](int step, int d) { return (uint4*)memory + (step % STAGES * STEP + d) * TEAM + thread; };
     // A step's vectors to the places of step `to`.
     auto send = [&](int to, int step) {
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d) {
-            const int turn = step * DEPTH + d;
+        for (int d = 0; d < STEP; ++d) {
+            const int turn = step * STEP + d;
             if (step >= steps || !share.has(turn)) continue;
             if (step < again && to == step) copy_async(place(to, d), share.at(turn));
             else last_copy(place(to, d), share.at(turn));
@@ -129,12 +129,12 @@ VT_FN void kept_tensor(i64 count, int turns, int shares, const uint4* x, unsigne
         copies_close();
     };
     auto see_step = [&](int step) {
-        uint4 raw[DEPTH] = {};
+        uint4 raw[STEP] = {};
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
-            if (share.has(step * DEPTH + d)) raw[d] = *place(step, d);
+        for (int d = 0; d < STEP; ++d)
+            if (share.has(step * STEP + d)) raw[d] = *place(step, d);
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d) see(raw[d]);
+        for (int d = 0; d < STEP; ++d) see(raw[d]);
     };
     if (STAGED)
 #pragma unroll 1
@@ -198,14 +198,14 @@ VT_FN void kept_tensor(i64 count, int turns, int shares, const uint4* x, unsigne
 #pragma unroll 1
     for (int n = 0; n < steps; ++n) {
         const int step = n < STAGES ? again + n : steps - 1 - n;
-        uint4 raw[DEPTH];
+        uint4 raw[STEP];
         copies_wait<STAGES - 1>();
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
-            if (share.has(step * DEPTH + d)) raw[d] = *place(again + n, d);
+        for (int d = 0; d < STEP; ++d)
+            if (share.has(step * STEP + d)) raw[d] = *place(again + n, d);
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
-            if (share.has(step * DEPTH + d)) to.put(share, step * DEPTH + d, raw[d]);
+        for (int d = 0; d < STEP; ++d)
+            if (share.has(step * STEP + d)) to.put(share, step * STEP + d, raw[d]);
         if (n < again) send(again + n, again - 1 - n);
         else copies_close();
     }
